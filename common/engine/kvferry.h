@@ -1,0 +1,157 @@
+/* kvferry.h - how an inference engine attaches to a KVFerry daemon. C ABI, C99 and later.
+ *
+ * One kvf_engine is one rank's connection to the daemon of its host, over a Unix socket. The engine hands
+ * over its pool once (memfds sealed with F_SEAL_SHRINK, passed as descriptors) and then only names pages.
+ *
+ * Threads: one kvf_engine may be used by one thread at a time; different ones are independent.
+ * Errors: calls return 0 or a negative kvf_code; kvf_last_error() has the sentence that names the field, the
+ * values and the fix. A refused call changes nothing and may be repeated.
+ * Pages: after an accepted kvf_send / kvf_expect the pages belong to the daemon until the room's final event
+ * (LANDED, FAILED, ABORTED). Exactly one final event follows for each accepted room, also when the peer, or
+ * the daemon, dies (then kvf_next_event returns -KVF_UNAVAILABLE once the connection is gone: re-attach).
+ */
+#ifndef KVFERRY_H
+#define KVFERRY_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#if defined(__GNUC__)
+#define KVF_API __attribute__((visibility("default")))
+#else
+#define KVF_API
+#endif
+
+/* Same numbers as in messages between daemons; calls return them negated. */
+typedef enum kvf_code {
+  KVF_OK = 0,
+  KVF_INVALID = 1, /* malformed or illegal argument */
+  KVF_NOT_FOUND = 2,
+  KVF_CONFLICT = 3,  /* the room is alive already */
+  KVF_MISMATCH = 4,  /* the two sides do not fit; the message lists every rule */
+  KVF_EXHAUSTED = 5, /* a limit is reached: try again later */
+  KVF_UNAUTHORIZED = 6,
+  KVF_DEADLINE = 10,
+  KVF_PEER_LOST = 11,
+  KVF_ABORTED_CODE = 12,
+  KVF_ENGINE_LOST = 13,
+  KVF_UNAVAILABLE = 14, /* not connected, shutting down */
+  KVF_TRANSPORT = 20,
+  KVF_PROTOCOL = 21,
+  KVF_CORRUPT = 22,
+  KVF_IO = 30,
+  KVF_INTERNAL = 31
+} kvf_code;
+
+typedef enum kvf_buffer_kind { KVF_KEY = 0, KVF_VALUE = 1, KVF_LATENT = 2 } kvf_buffer_kind;
+
+/* One buffer: pages * page_size rows of row_bytes, starting `offset` bytes into descriptor `fd`. */
+typedef struct kvf_buffer {
+  uint32_t layer;     /* global layer id */
+  uint32_t kind;      /* kvf_buffer_kind */
+  uint32_t row_bytes; /* item_len / page_size */
+  uint64_t pages;
+  int fd; /* the same descriptor may serve many buffers; it is duplicated, not taken over */
+  uint64_t offset;
+} kvf_buffer;
+
+/* One aux field: `slots` rows of `width` bytes. A field named "bootstrap_room" holds the room as uint64. */
+typedef struct kvf_aux_field {
+  const char* name;
+  uint32_t width;
+  uint32_t slots;
+  int fd;
+  uint64_t offset;
+} kvf_aux_field;
+
+typedef struct kvf_pool {
+  uint32_t struct_size; /* sizeof(kvf_pool), for the ABI's future */
+  uint32_t tp_rank, pp_rank, cp_rank, dp_rank;
+  uint32_t page_size; /* tokens per physical page */
+  const char* dtype;  /* "bf16", "fp16", "fp8_e4m3", "fp8_e5m2", "fp32", "int8" */
+  const kvf_buffer* buffers;
+  size_t buffer_count;
+  const kvf_aux_field* aux;
+  size_t aux_count;
+} kvf_pool;
+
+/* Prefill: tokens [first_token, first_token + token_count) of the room lie in `pages`. first_token is a
+ * multiple of the virtual page; chunks of a room follow each other without gaps, the first starts at 0 or at
+ * the decode prefix that KVF_EVENT_GRANTED reported. Only the last chunk may end inside a page. The last
+ * chunk may be empty. */
+typedef struct kvf_chunk {
+  uint32_t struct_size;
+  uint64_t room; /* 1 .. 2^63-1 */
+  const uint32_t* pages;
+  size_t page_count;
+  uint64_t first_token;
+  uint64_t token_count;
+  int last;     /* non-zero: the request is complete; aux_slot is read now */
+  int aux_slot; /* -1 = none; only with last */
+  int ready_fd; /* -1 = pages are ready; else an eventfd that becomes readable when they are */
+} kvf_chunk;
+
+/* Decode: the whole request needs token_count tokens, the first `prefix` of them are here already; `pages`
+ * are the destination for [prefix, token_count). prefix is a multiple of the virtual page (page_size * dcp).
+ */
+typedef struct kvf_expectation {
+  uint32_t struct_size;
+  uint64_t room;
+  const char* bootstrap; /* "host:port" of the prefill service's bootstrap server */
+  const uint32_t* pages;
+  size_t page_count;
+  uint64_t prefix;
+  uint64_t token_count;
+  int aux_slot;        /* -1 = none */
+  int prefill_dp_rank; /* -1 = room mod dp, or as the bootstrap server says */
+} kvf_expectation;
+
+typedef enum kvf_event_type {
+  KVF_EVENT_NONE = 0,
+  KVF_EVENT_GRANTED = 1,    /* prefill: decode is there; `tokens` = decode's prefix */
+  KVF_EVENT_CHUNK_DONE = 2, /* prefill: pages of the chunk starting at `tokens` have been read by all peers */
+  KVF_EVENT_LANDED = 3,     /* final, both sides; `tokens` = request length, `bytes` moved for this rank */
+  KVF_EVENT_FAILED = 4,     /* final; code and reason */
+  KVF_EVENT_ABORTED = 5     /* final; after the drain: pages may be reused */
+} kvf_event_type;
+
+typedef struct kvf_event {
+  uint32_t struct_size;
+  uint32_t type; /* kvf_event_type */
+  uint64_t room;
+  uint64_t tokens;
+  uint64_t bytes;
+  uint64_t transfer_ns; /* LANDED: first post (prefill) or grant (decode) to landing */
+  int32_t code;         /* kvf_code of a FAILED or ABORTED room */
+  char reason[512];     /* empty unless FAILED or ABORTED */
+} kvf_event;
+
+typedef struct kvf_engine kvf_engine;
+
+/* Connects, sends the pool and waits for the daemon's answer. On failure *out is NULL and `error` has the
+ * reason. */
+KVF_API int kvf_attach(const char* socket_path, const kvf_pool* pool, kvf_engine** out, char* error,
+                       size_t error_size);
+KVF_API int kvf_send(kvf_engine* engine, const kvf_chunk* chunk);
+KVF_API int kvf_expect(kvf_engine* engine, const kvf_expectation* expectation);
+/* Asks for the end of the room. KVF_EVENT_ABORTED (or the other final event that won) follows. */
+KVF_API int kvf_abort(kvf_engine* engine, uint64_t room, const char* reason);
+/* The next event, waiting up to timeout_ms (-1: for ever, 0: not at all). Returns 1 with an event, 0 without.
+ */
+KVF_API int kvf_next_event(kvf_engine* engine, kvf_event* event, int timeout_ms);
+/* Readable when kvf_next_event may have something; for poll/epoll. Drain with timeout 0 after each wake-up.
+ */
+KVF_API int kvf_event_fd(const kvf_engine* engine);
+/* Aborts what is alive and frees the engine. The daemon keeps the pool mapped until everything is drained. */
+KVF_API void kvf_detach(kvf_engine* engine);
+KVF_API const char* kvf_last_error(const kvf_engine* engine);
+KVF_API const char* kvf_version(void);
+
+#ifdef __cplusplus
+}
+#endif
+#endif /* KVFERRY_H */

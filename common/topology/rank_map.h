@@ -1,0 +1,34 @@
+#pragma once
+// Which ranks talk to which (pd-spec 4.2 to 4.4), seen from either side. "Targets" are all prefill ranks a
+// decode rank grants to; "sources" those among them that send it bytes; the others are dummies: they finish
+// with the request, write nothing and report nothing.
+
+#include <cstdint>
+#include <vector>
+
+#include "common/base/ids.h"
+#include "common/topology/topology.h"
+
+namespace kvferry {
+
+struct DecodeTargets {
+  std::vector<RankIndex> targets;  // prefill ranks that receive a grant, ascending
+  std::vector<RankIndex> sources;  // subset that sends and must report before the room has landed
+  RankIndex aux_source = 0;        // the one that also sends the aux row: last PP stage, lowest source
+  std::uint32_t required_dst_info_num = 1;          // grants a prefill rank waits for (D/S, or 1)
+  std::uint32_t required_prefill_response_num = 1;  // == sources.size()
+};
+
+/// Targets of decode rank `decode_rank` for `room`, routed to prefill DP rank `prefill_dp`.
+/// Elected replicas (MLA with prefill TP > decode TP; prefill TP > heads) spread over sources by room.
+/// Both topologies must have passed the compatibility rules.
+DecodeTargets decode_targets(const ModelGeometry& model, const Topology& prefill, const Topology& decode,
+                             RankIndex decode_rank, std::uint32_t prefill_dp, Room room);
+
+/// The decode ranks whose grant prefill rank `prefill_rank` must see before a room is complete, ascending:
+/// those of decode DP rank `decode_dp` for which decode_targets() names it.
+std::vector<RankIndex> prefill_destinations(const ModelGeometry& model, const Topology& prefill,
+                                            const Topology& decode, RankIndex prefill_rank,
+                                            std::uint32_t decode_dp);
+
+}  // namespace kvferry

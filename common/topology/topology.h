@@ -1,0 +1,83 @@
+#pragma once
+// The parallel layout of one side, and what one rank of it owns. Ownership is the only input of the planner:
+// layers by PP stage, heads by TP (replicated when tp > heads), tokens by DCP. A rank is one
+// (dp, pp, cp, tp) coordinate; its DCP rank is tp mod dcp, so several TP ranks may share one DCP rank.
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "common/base/ids.h"
+#include "common/base/result.h"
+#include "common/model/geometry.h"
+
+namespace kvferry {
+
+struct RankCoord {
+  std::uint32_t tp = 0;
+  std::uint32_t pp = 0;
+  std::uint32_t cp = 0;
+  std::uint32_t dp = 0;
+  friend auto operator<=>(const RankCoord&, const RankCoord&) = default;
+};
+
+struct Topology {
+  std::uint32_t tp = 1;  // attention TP size: ranks that share one request's heads
+  std::uint32_t pp = 1;
+  std::uint32_t cp = 1;  // prefill attention context parallelism
+  std::uint32_t dp = 1;
+  std::uint32_t dcp = 1;             // decode context parallelism; divides tp
+  std::uint32_t dcp_interleave = 1;  // owner of token t is (t div interleave) mod dcp
+  std::vector<std::uint32_t>
+      pp_layers;  // hidden layers per stage; empty = even split, first stages get the rest
+
+  std::uint32_t rank_count() const { return tp * pp * cp * dp; }
+  /// Position in the side's rank order: ((dp*pp_size + pp)*cp_size + cp)*tp_size + tp.
+  RankIndex rank_index(const RankCoord& coord) const;
+  RankCoord coord(RankIndex index) const;
+  std::uint32_t dcp_rank(const RankCoord& coord) const { return coord.tp % dcp; }
+  friend bool operator==(const Topology&, const Topology&) = default;
+};
+
+/// Sizes at least 1, dcp divides tp, pp_layers fits pp and the layer count, heads divide or replicate over
+/// tp. Every violation is in the one message.
+Result<void> validate(const Topology& topology, const ModelGeometry& model);
+
+/// "tp=4,dcp=4" (also pp, cp, dp, interleave), in any order; unknown keys and zeros are refused.
+Result<Topology> parse_topology(std::string_view text);
+std::string to_string(const Topology& topology);
+
+/// Half-open interval of layer ids, head ids or token positions.
+struct Interval {
+  std::uint64_t begin = 0;
+  std::uint64_t end = 0;
+  std::uint64_t size() const { return end > begin ? end - begin : 0; }
+  bool contains(std::uint64_t value) const { return value >= begin && value < end; }
+  friend auto operator<=>(const Interval&, const Interval&) = default;
+};
+Interval intersect(const Interval& a, const Interval& b);
+
+/// Tokens t with (t div interleave) mod count == rank.
+struct TokenClass {
+  std::uint32_t count = 1;
+  std::uint32_t rank = 0;
+  std::uint32_t interleave = 1;
+  bool owns(std::uint64_t token) const { return (token / interleave) % count == rank; }
+  /// How many owned tokens lie in [0, token): the local row of an owned token, counted from position 0.
+  std::uint64_t owned_before(std::uint64_t token) const;
+  friend bool operator==(const TokenClass&, const TokenClass&) = default;
+};
+
+struct Ownership {
+  Interval layers;                  // hidden layer ids of the PP stage
+  Interval heads;                   // global KV head ids (MLA: [0,1) on every rank)
+  std::uint32_t head_replicas = 1;  // ranks of this side's TP group that own the same heads (MLA: tp)
+  TokenClass tokens;
+};
+
+/// What `coord` owns. Call validate() first; an illegal topology is a broken invariant here.
+Ownership ownership(const Topology& topology, const ModelGeometry& model, const RankCoord& coord);
+
+}  // namespace kvferry
