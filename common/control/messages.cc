@@ -3,6 +3,8 @@
 #include <cstring>
 #include <nlohmann/json.hpp>
 
+#include "common/base/msgpack_scan.h"
+
 namespace kvferry {
 namespace {
 
@@ -12,6 +14,7 @@ constexpr std::size_t kTextMax = 4096;
 constexpr std::size_t kRanksMax = 65536;
 constexpr std::size_t kBuffersMax = 4096;
 constexpr std::size_t kAuxMax = 64;
+constexpr std::size_t kDepthMax = 4;
 
 // Page lists are by far the largest part of a message: packed little-endian words instead of one item each.
 json::binary_t pack_words(const std::vector<std::uint32_t>& words) {
@@ -229,6 +232,10 @@ std::string encode(const ControlMessage& message) {
 }
 
 Result<ControlMessage> decode_control(std::string_view bytes) {
+  if (!msgpack_is_bounded(bytes, kDepthMax)) {
+    return fail(Code::kProtocol, "control message of {} bytes is not one complete MessagePack value",
+                bytes.size());
+  }
   const json document = json::from_msgpack(bytes, true, false);
   if (!document.is_object()) {
     return fail(Code::kProtocol, "control message of {} bytes is not a MessagePack map", bytes.size());

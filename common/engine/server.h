@@ -62,7 +62,7 @@ struct EngineEvent {
   std::uint64_t bytes = 0;
   std::uint64_t transfer_ns = 0;
   Code code = Code::kInternal;
-  std::string reason;
+  std::string reason{};
 };
 
 /// What a daemon does with its engines. All calls come on the io_context's thread; an Error is sent back as

@@ -1,0 +1,214 @@
+#pragma once
+// The prefill side of every room: a pure state machine. It takes (now, event) and appends actions; it holds
+// no socket, no clock and no thread, so tests and the simulator drive it directly.
+//
+// One entry per (room, local prefill rank). Chunks come from the engine, destinations (grants) from decode
+// daemons, in any order. A destination that sends: chunks are planned and posted in order as both sides
+// allow.
+//
+//        send / grant            all destinations landed, last chunk seen
+//   (none) ----------> alive ------------------------------------------> landed
+//                        | failure (first reason wins), abort, stop, peer or engine lost, deadline
+//                        v
+//                     ending --- every destination drained ---> failed | aborted
+//
+// The rule callers must keep: perform the actions in order, and report what the fabric says about them.
+
+#include <chrono>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <variant>
+#include <vector>
+
+#include "common/control/messages.h"
+#include "common/daemon/report.h"
+#include "common/engine/server.h"
+#include "common/plan/plan.h"
+#include "common/pool/pool.h"
+#include "common/topology/rank_map.h"
+#include "transport/fabric.h"
+
+namespace kvferry::prefill {
+
+struct PostChunk {
+  PeerId peer;
+  ChunkJob job;
+};
+struct CancelTransfer {
+  PeerId peer;
+  TransferKey key;
+};
+struct FencePeer {  // destroy its connections; the fabric's PeerDown must follow
+  PeerId peer;
+  Error reason;
+};
+struct SendMessage {
+  PeerId peer;
+  ControlMessage message;
+};
+struct TellEngine {
+  EngineId engine;
+  EngineEvent event;
+};
+using Action = std::variant<PostChunk, CancelTransfer, FencePeer, SendMessage, TellEngine, TransferReport>;
+using Actions = std::vector<Action>;
+
+struct RoomsOptions {
+  ModelGeometry model;
+  Topology topology;
+  std::chrono::nanoseconds bootstrap{std::chrono::seconds(300)};  // creation to both sides present
+  std::chrono::nanoseconds transfer{std::chrono::seconds(300)};   // longest time without progress
+  std::chrono::nanoseconds drain{std::chrono::seconds(30)};       // stop to drained, then the peer is fenced
+  std::uint32_t rooms_max = 4096;
+  std::uint32_t chunks_per_room_max = 4096;
+  std::function<Nanos()> stopwatch;  // measures planning, for statistics only; may be empty
+};
+
+/// The source row of each aux field at the moment the last chunk was sent.
+struct AuxBytes {
+  std::string name;
+  std::vector<std::byte> bytes;
+};
+
+class Rooms {
+ public:
+  explicit Rooms(RoomsOptions options);
+
+  // Engines. Errors refuse that one call and change nothing.
+  Result<void> attach(EngineId engine, RankIndex rank, std::shared_ptr<const Pool> pool);
+  Result<void> send(Nanos now, EngineId engine, EngineChunk chunk, std::vector<AuxBytes> aux, Actions& out);
+  Result<void> abort(Nanos now, EngineId engine, Room room, const std::string& reason, Actions& out);
+  void engine_gone(Nanos now, EngineId engine, Actions& out);
+  /// The ready fence of chunk `index` of the room has passed.
+  void chunk_ready(Nanos now, EngineId engine, Room room, std::size_t index, Actions& out);
+  /// The index that the next chunk of this room will get; names a chunk for chunk_ready().
+  std::size_t next_chunk_index(EngineId engine, Room room) const;
+
+  // Peers (decode daemons).
+  void peer_connected(PeerId peer, std::string instance, Topology topology);
+  void peer_ready(Nanos now, PeerId peer, Actions& out);  // its fabric is up
+  void peer_lost(Nanos now, PeerId peer, const Error& error, Actions& out);
+  void on_message(Nanos now, PeerId peer, const ControlMessage& message, Actions& out);
+
+  void on_fabric(Nanos now, const FabricEvent& event, Actions& out);
+  void tick(Nanos now, Actions& out);
+
+  // Observers.
+  struct Stats {
+    std::uint64_t rooms = 0;              // alive or ending
+    std::uint64_t waiting = 0;            // one side missing
+    std::uint64_t live_pages = 0;         // engine pages held for rooms alive
+    std::uint64_t quarantined_pages = 0;  // held by rooms that end but are not drained
+    std::uint64_t stale_messages = 0;
+  };
+  Stats stats() const;
+  bool rank_attached(RankIndex rank) const { return ranks_.contains(rank); }
+  std::optional<RankIndex> rank_of(EngineId engine) const;
+
+ private:
+  struct RoomKey {
+    Room room;
+    RankIndex rank;
+    friend auto operator<=>(const RoomKey&, const RoomKey&) = default;
+  };
+  struct Chunk {
+    std::vector<std::uint32_t> pages;
+    std::uint64_t first = 0;
+    std::uint64_t count = 0;
+    bool last = false;
+    bool ready = true;
+    std::uint32_t read_by = 0;  // destinations that need it no longer
+    bool reported = false;
+  };
+  struct Destination {
+    PeerId peer = 0;
+    GrantKey key;
+    std::shared_ptr<const std::vector<std::uint32_t>> pages;
+    std::uint64_t prefix = 0;
+    std::uint64_t tokens = 0;
+    bool has_aux = false;
+    std::uint32_t aux_slot = 0;
+    std::shared_ptr<const PairLayout> layout;       // set with the first chunk
+    std::shared_ptr<const message::RankUp> remote;  // likewise
+    bool sends = false;
+    bool sends_aux = false;
+    std::size_t next_chunk = 0;
+    std::uint32_t in_flight = 0;
+    bool posted_any = false;
+    bool landed = false;
+    bool drained = false;  // also true when nothing was ever posted and the room ends
+    Nanos cancel_at = 0;   // 0: not cancelled
+    Nanos granted = 0;
+    TransferReport report;
+    Nanos first_post = 0;
+    Nanos last_done = 0;
+  };
+  struct Entry {
+    EngineId engine = 0;  // 0: only grants so far
+    std::shared_ptr<const Pool> pool;
+    std::deque<Chunk> chunks;
+    std::uint64_t next_token = 0;
+    bool last_seen = false;
+    std::vector<AuxBytes> aux;
+    std::map<RankIndex, Destination> destinations;
+    std::optional<std::vector<RankIndex>> expected;
+    std::string instance;  // decode service of the first grant
+    bool granted_told = false;
+    Nanos created = 0;
+    Nanos progress = 0;
+    std::optional<Error> failure;
+    std::uint64_t page_count = 0;
+  };
+  struct Peer {
+    std::string instance;
+    Topology topology;
+    bool ready = false;
+    bool lost = false;
+    std::map<RankIndex, std::shared_ptr<const message::RankUp>> ranks;
+    std::map<std::pair<RankIndex, RankIndex>, std::shared_ptr<const PairLayout>> layouts;
+  };
+  struct Tombstone {
+    bool by_engine = false;
+    Error error;
+    Nanos expires = 0;
+  };
+  struct LocalRank {
+    EngineId engine = 0;
+    std::shared_ptr<const Pool> pool;
+  };
+  using Entries = std::map<RoomKey, Entry>;
+
+  Result<void> check_chunk(const EngineChunk& chunk, const Pool& pool) const;
+  Result<void> check_order(const Entry& entry, const EngineChunk& chunk) const;
+  void on_grant(Nanos now, PeerId peer, const message::Grant& grant, Actions& out);
+  Result<void> add_destination(Nanos now, PeerId peer, const message::Grant& grant, RankIndex rank);
+  Result<void> bind_layout(RankIndex rank, Destination& to);
+  void on_stop(Nanos now, PeerId peer, const message::Stop& stop, Actions& out);
+  void on_landed(Nanos now, PeerId peer, const message::Landed& landed, Actions& out);
+  void pump(Nanos now, const RoomKey& key, Entry& entry, Actions& out);
+  Result<void> post_chunk(Nanos now, const RoomKey& key, Entry& entry, Destination& to, Actions& out);
+  std::vector<AuxWrite> aux_writes(const Entry& entry, const Destination& to) const;
+  void chunk_read(const RoomKey& key, Entry& entry, std::size_t index, Actions& out);
+  void begin_end(Nanos now, const RoomKey& key, Entry& entry, Error error, Actions& out);
+  void settle(Nanos now, const RoomKey& key, Actions& out);
+  void finish(Nanos now, Entries::iterator at, Actions& out);
+  void bury(Nanos now, const RoomKey& key, bool by_engine, Error error);
+  void report(const Entry& entry, const Destination& to, Nanos now, Actions& out) const;
+  bool complete(const Entry& entry) const;
+
+  RoomsOptions options_;
+  Entries entries_;
+  std::map<RankIndex, LocalRank> ranks_;
+  std::map<EngineId, RankIndex> engines_;
+  std::map<PeerId, Peer> peers_;
+  std::map<RoomKey, Tombstone> tombstones_;
+  std::deque<RoomKey> tombstone_order_;
+  std::uint64_t stale_messages_ = 0;
+};
+
+}  // namespace kvferry::prefill

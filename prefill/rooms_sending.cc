@@ -1,0 +1,188 @@
+// From "both sides are there" to "posted": planning each chunk for each destination, in order.
+
+#include <algorithm>
+
+#include "prefill/rooms.h"
+
+namespace kvferry::prefill {
+namespace {
+
+// A router may add the first sampled token to decode's prompt, so decode may expect one token more than
+// prefill computed; decode computes that one itself.
+constexpr std::uint64_t kDecodeExtraTokens = 1;
+
+}  // namespace
+
+bool Rooms::complete(const Entry& entry) const {
+  return entry.expected && std::all_of(entry.expected->begin(), entry.expected->end(),
+                                       [&](RankIndex rank) { return entry.destinations.contains(rank); });
+}
+
+std::vector<AuxWrite> Rooms::aux_writes(const Entry& entry, const Destination& to) const {
+  std::vector<AuxWrite> writes;
+  if (!to.has_aux || !to.sends_aux) {
+    return writes;
+  }
+  const message::RankUp& remote = peers_.at(to.peer).ranks.at(to.key.decode_rank);
+  for (std::size_t index = 0; index < remote.aux.size(); ++index) {
+    const auto field = std::find_if(entry.aux.begin(), entry.aux.end(), [&](const AuxBytes& mine) {
+      return mine.name == remote.aux[index].name;
+    });
+    if (field != entry.aux.end() && field->bytes.size() == remote.aux[index].width) {
+      writes.push_back(AuxWrite{static_cast<std::uint32_t>(index), field->bytes});
+    }
+  }
+  return writes;
+}
+
+Result<void> Rooms::post_chunk(Nanos now, const RoomKey& key, Entry& entry, Destination& to, Actions& out) {
+  const Chunk& chunk = entry.chunks[to.next_chunk];
+  if (chunk.first > to.prefix && to.next_chunk == 0) {
+    return fail(Code::kInvalid, "prefill sends tokens from {} on, decode holds only the first {}",
+                chunk.first, to.prefix);
+  }
+  const std::uint64_t end = chunk.first + chunk.count;
+  if (chunk.last && (end > to.tokens || end + kDecodeExtraTokens < to.tokens)) {
+    return fail(Code::kMismatch, "prefill computed {} tokens, decode rank {} expects {}", end,
+                to.key.decode_rank, to.tokens);
+  }
+  if (to.layout == nullptr) {
+    KVF_TRY(to.layout, layout_for(to.peer, key.rank, to.key.decode_rank));
+  }
+  ChunkJob job;
+  job.key = TransferKey{to.key, key.rank};
+  job.source = entry.pool;
+  job.last = chunk.last;
+  job.ticket = to.next_chunk;
+  job.aux_slot = to.aux_slot;
+  const std::uint64_t begin = std::max(chunk.first, to.prefix);
+  auto plan = std::make_shared<Plan>();
+  if (begin < end) {
+    const Nanos started = options_.stopwatch ? options_.stopwatch() : 0;
+    KVF_TRY(*plan,
+            plan_chunk(*to.layout, ChunkRequest{begin, end, chunk.first, to.prefix, chunk.pages, *to.pages}));
+    to.report.plan_ns += options_.stopwatch ? options_.stopwatch() - started : 0;
+  }
+  job.plan = std::move(plan);
+  if (chunk.last) {
+    if (to.has_aux && to.sends_aux && entry.aux.empty()) {
+      return fail(Code::kInvalid, "decode rank {} expects aux data, the last chunk named no aux_slot",
+                  to.key.decode_rank);
+    }
+    job.aux = aux_writes(entry, to);
+  }
+  if (job.plan->runs.empty() && !chunk.last) {
+    chunk_read(key, entry, to.next_chunk, out);
+  } else {
+    if (!to.posted_any) {
+      to.report.queue_ns = now - std::max(to.granted, entry.created);
+    }
+    to.posted_any = true;
+    ++to.in_flight;
+    out.push_back(PostChunk{to.peer, std::move(job)});
+  }
+  ++to.next_chunk;
+  return {};
+}
+
+void Rooms::pump(Nanos now, const RoomKey& key, Entry& entry, Actions& out) {
+  if (entry.failure || entry.engine == 0) {
+    return;
+  }
+  if (!entry.granted_told && complete(entry)) {
+    entry.granted_told = true;
+    out.push_back(TellEngine{entry.engine, EngineEvent{.type = EngineEventType::kGranted,
+                                                       .room = key.room,
+                                                       .tokens = entry.destinations.begin()->second.prefix}});
+  }
+  for (auto& [rank, to] : entry.destinations) {
+    const auto peer = peers_.find(to.peer);
+    if (to.landed || peer == peers_.end() || !peer->second.ready || peer->second.lost) {
+      continue;
+    }
+    while (to.next_chunk < entry.chunks.size() && entry.chunks[to.next_chunk].ready) {
+      if (!to.sends) {
+        chunk_read(key, entry, to.next_chunk++, out);
+        continue;
+      }
+      const auto posted = post_chunk(now, key, entry, to, out);
+      if (!posted) {
+        begin_end(now, key, entry, posted.error(), out);
+        return;
+      }
+    }
+  }
+}
+
+// A chunk's pages are free for the engine once every expected destination has read them.
+void Rooms::chunk_read(const RoomKey& key, Entry& entry, std::size_t index, Actions& out) {
+  ++entry.chunks[index].read_by;
+  for (Chunk& chunk : entry.chunks) {
+    if (!chunk.reported && entry.engine != 0 && complete(entry) && chunk.read_by == entry.expected->size()) {
+      chunk.reported = true;
+      out.push_back(TellEngine{
+          entry.engine,
+          EngineEvent{.type = EngineEventType::kChunkDone, .room = key.room, .tokens = chunk.first}});
+    }
+  }
+}
+
+void Rooms::on_fabric(Nanos now, const FabricEvent& event, Actions& out) {
+  const auto find = [&](const TransferKey& key) -> std::pair<Entry*, Destination*> {
+    const auto at = entries_.find({key.grant.room, key.prefill_rank});
+    if (at != entries_.end()) {
+      const auto to = at->second.destinations.find(key.grant.decode_rank);
+      if (to != at->second.destinations.end() && to->second.key == key.grant) {
+        return {&at->second, &to->second};
+      }
+    }
+    ++stale_messages_;
+    return {nullptr, nullptr};
+  };
+  if (const auto* done = std::get_if<fabric_event::ChunkDone>(&event)) {
+    const RoomKey key{done->key.grant.room, done->key.prefill_rank};
+    if (const auto [entry, to] = find(done->key); entry != nullptr) {
+      to->in_flight -= to->in_flight > 0 ? 1 : 0;
+      to->report.bytes += done->bytes;
+      to->report.writes += done->writes;
+      to->report.pack_ns += done->pack;
+      to->first_post = to->first_post == 0 ? done->first_post : to->first_post;
+      to->last_done = done->last_done;
+      entry->progress = now;
+      if (done->ticket < entry->chunks.size()) {
+        chunk_read(key, *entry, done->ticket, out);
+      }
+      settle(now, key, out);
+    }
+  } else if (const auto* failed = std::get_if<fabric_event::ChunkFailed>(&event)) {
+    const RoomKey key{failed->key.grant.room, failed->key.prefill_rank};
+    if (const auto [entry, to] = find(failed->key); entry != nullptr) {
+      begin_end(now, key, *entry, failed->error, out);
+      settle(now, key, out);
+    }
+  } else if (const auto* drained = std::get_if<fabric_event::Drained>(&event)) {
+    const RoomKey key{drained->key.grant.room, drained->key.prefill_rank};
+    if (const auto [entry, to] = find(drained->key); entry != nullptr && !to->drained) {
+      to->drained = true;
+      out.push_back(SendMessage{to->peer, message::TransferDrained{drained->key}});
+      settle(now, key, out);
+    }
+  } else if (const auto* down = std::get_if<fabric_event::PeerDown>(&event)) {
+    peer_lost(now, down->peer, down->error, out);
+    std::vector<RoomKey> touched;
+    for (auto& [key, entry] : entries_) {
+      for (auto& [rank, to] : entry.destinations) {
+        if (to.peer == down->peer) {
+          to.drained = true;
+          touched.push_back(key);
+        }
+      }
+    }
+    for (const RoomKey& key : touched) {
+      settle(now, key, out);
+    }
+    peers_.erase(down->peer);
+  }
+}
+
+}  // namespace kvferry::prefill
