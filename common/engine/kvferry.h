@@ -26,6 +26,12 @@ extern "C" {
 #define KVF_API
 #endif
 
+#ifdef __cplusplus
+#define KVF_NOEXCEPT noexcept
+#else
+#define KVF_NOEXCEPT
+#endif
+
 /* Same numbers as in messages between daemons; calls return them negated. */
 typedef enum kvf_code {
   KVF_OK = 0,
@@ -135,21 +141,21 @@ typedef struct kvf_engine kvf_engine;
 /* Connects, sends the pool and waits for the daemon's answer. On failure *out is NULL and `error` has the
  * reason. */
 KVF_API int kvf_attach(const char* socket_path, const kvf_pool* pool, kvf_engine** out, char* error,
-                       size_t error_size);
-KVF_API int kvf_send(kvf_engine* engine, const kvf_chunk* chunk);
-KVF_API int kvf_expect(kvf_engine* engine, const kvf_expectation* expectation);
+                       size_t error_size) KVF_NOEXCEPT;
+KVF_API int kvf_send(kvf_engine* engine, const kvf_chunk* chunk) KVF_NOEXCEPT;
+KVF_API int kvf_expect(kvf_engine* engine, const kvf_expectation* expectation) KVF_NOEXCEPT;
 /* Asks for the end of the room. KVF_EVENT_ABORTED (or the other final event that won) follows. */
-KVF_API int kvf_abort(kvf_engine* engine, uint64_t room, const char* reason);
+KVF_API int kvf_abort(kvf_engine* engine, uint64_t room, const char* reason) KVF_NOEXCEPT;
 /* The next event, waiting up to timeout_ms (-1: for ever, 0: not at all). Returns 1 with an event, 0 without.
  */
-KVF_API int kvf_next_event(kvf_engine* engine, kvf_event* event, int timeout_ms);
+KVF_API int kvf_next_event(kvf_engine* engine, kvf_event* event, int timeout_ms) KVF_NOEXCEPT;
 /* Readable when kvf_next_event may have something; for poll/epoll. Drain with timeout 0 after each wake-up.
  */
-KVF_API int kvf_event_fd(const kvf_engine* engine);
+KVF_API int kvf_event_fd(const kvf_engine* engine) KVF_NOEXCEPT;
 /* Aborts what is alive and frees the engine. The daemon keeps the pool mapped until everything is drained. */
-KVF_API void kvf_detach(kvf_engine* engine);
-KVF_API const char* kvf_last_error(const kvf_engine* engine);
-KVF_API const char* kvf_version(void);
+KVF_API void kvf_detach(kvf_engine* engine) KVF_NOEXCEPT;
+KVF_API const char* kvf_last_error(const kvf_engine* engine) KVF_NOEXCEPT;
+KVF_API const char* kvf_version(void) KVF_NOEXCEPT;
 
 #ifdef __cplusplus
 }
