@@ -173,8 +173,9 @@ class Rooms {
     std::map<std::pair<RankIndex, RankIndex>, std::shared_ptr<const PairLayout>> layouts;
   };
   struct Tombstone {
-    bool by_engine = false;
-    Error error;
+    bool by_engine = false;          // the engine aborted before decode granted: late grants are refused
+    std::optional<Error> error{};    // why a room ended before the other side came
+    std::vector<GrantKey> finished;  // grants that ended here with their entry
     Nanos expires = 0;
   };
   struct LocalRank {
@@ -197,7 +198,7 @@ class Rooms {
   void begin_end(Nanos now, const RoomKey& key, Entry& entry, Error error, Actions& out);
   void settle(Nanos now, const RoomKey& key, Actions& out);
   void finish(Nanos now, Entries::iterator at, Actions& out);
-  void bury(Nanos now, const RoomKey& key, bool by_engine, Error error);
+  void bury(const RoomKey& key, Tombstone tombstone);
   void report(const Entry& entry, const Destination& to, Nanos now, Actions& out) const;
   bool complete(const Entry& entry) const;
 

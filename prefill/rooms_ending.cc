@@ -93,16 +93,21 @@ void Rooms::finish(Nanos now, Entries::iterator at, Actions& out) {
   }
   if (entry.engine != 0) {
     out.push_back(TellEngine{entry.engine, std::move(event)});
-  } else if (entry.failure) {
-    bury(now, key, false, *entry.failure);
   }
+  Tombstone tombstone{.finished = {}, .expires = now + options_.bootstrap.count()};
+  for (const auto& [rank, to] : entry.destinations) {
+    tombstone.finished.push_back(to.key);
+  }
+  if (entry.failure && entry.chunks.empty()) {
+    tombstone.error = entry.failure;  // an engine that sends this room later must find the reason
+  }
+  bury(key, std::move(tombstone));
   entries_.erase(at);
 }
 
 // Remembers why a room ended before this side, or its engine, heard of it. Bounded; the oldest go first.
-void Rooms::bury(Nanos now, const RoomKey& key, bool by_engine, Error error) {
-  const auto [at, fresh] = tombstones_.insert_or_assign(
-      key, Tombstone{by_engine, std::move(error), now + options_.bootstrap.count()});
+void Rooms::bury(const RoomKey& key, Tombstone tombstone) {
+  const auto [at, fresh] = tombstones_.insert_or_assign(key, std::move(tombstone));
   if (fresh) {
     tombstone_order_.push_back(key);
   }

@@ -14,6 +14,9 @@ Result<void> Rooms::attach(EngineId engine, RankIndex rank, std::shared_ptr<cons
     return fail(Code::kConflict, "rank {} is attached already; detach the other engine process first", rank);
   }
   engines_[engine] = rank;
+  for (auto& [id, peer] : peers_) {  // the new pool may have another shape
+    std::erase_if(peer.layouts, [&](const auto& item) { return item.first.first == rank; });
+  }
   return {};
 }
 
@@ -103,10 +106,12 @@ Result<void> Rooms::send(Nanos now, EngineId engine, EngineChunk chunk, std::vec
   auto at = entries_.find(key);
   if (at == entries_.end()) {
     if (const auto tomb = tombstones_.find(key); tomb != tombstones_.end()) {
-      if (!tomb->second.by_engine) {
-        return fail(tomb->second.error);
+      if (!tomb->second.by_engine && tomb->second.error) {
+        Error reason = *tomb->second.error;
+        tombstones_.erase(tomb);
+        return fail(std::move(reason));
       }
-      tombstones_.erase(tomb);  // the engine itself starts the room anew
+      tombstones_.erase(tomb);  // a new use of the room
     }
     if (entries_.size() >= options_.rooms_max) {
       return fail(Code::kExhausted, "{} rooms are alive, limits.rooms is {}; try again later",
@@ -168,7 +173,13 @@ Result<void> Rooms::abort(Nanos now, EngineId engine, Room room, const std::stri
                                           reason.empty() ? "" : ": ", reason)};
   const auto at = entries_.find(key);
   if (at == entries_.end()) {
-    bury(now, key, true, std::move(error));  // a grant that is still on its way must find the reason
+    bury(key,
+         Tombstone{
+             .by_engine = true,
+             .error = std::move(error),
+             .finished = {},
+             .expires =
+                 now + options_.bootstrap.count()});  // a grant that is still on its way must find the reason
     return {};
   }
   begin_end(now, key, at->second, std::move(error), out);

@@ -112,10 +112,10 @@ Result<void> Rooms::add_destination(Nanos now, PeerId peer, const message::Grant
                 options_.topology.dp, from.topology.rank_count());
   }
   if (const auto tomb = tombstones_.find(key); tomb != tombstones_.end()) {
-    if (tomb->second.by_engine) {
-      return fail(tomb->second.error);
+    if (tomb->second.by_engine && tomb->second.error) {
+      return fail(*tomb->second.error);
     }
-    tombstones_.erase(tomb);  // decode itself starts the room anew
+    tombstones_.erase(tomb);  // a new use of the room
   }
   auto at = entries_.find(key);
   if (at == entries_.end()) {
@@ -187,8 +187,14 @@ void Rooms::on_stop(Nanos now, PeerId peer, const message::Stop& stop, Actions& 
                                          : at->second.destinations.find(stop.key.decode_rank);
     if (at == entries_.end() || to == at->second.destinations.end() || to->second.key != stop.key) {
       // Never heard of it, or it ended here already: then nothing of it can land.
-      if (at == entries_.end()) {
-        bury(now, key, false, Error{stop.code, stop.reason});
+      const auto tomb = tombstones_.find(key);
+      const bool finished = tomb != tombstones_.end() &&
+                            std::find(tomb->second.finished.begin(), tomb->second.finished.end(), stop.key) !=
+                                tomb->second.finished.end();
+      if (at == entries_.end() && !finished) {
+        bury(key, Tombstone{.error = Error{stop.code, stop.reason},
+                            .finished = {},
+                            .expires = now + options_.bootstrap.count()});
       }
       out.push_back(SendMessage{peer, message::TransferDrained{{stop.key, rank}}});
       continue;

@@ -23,12 +23,11 @@ std::vector<AuxWrite> Rooms::aux_writes(const Entry& entry, const Destination& t
   if (!to.has_aux || !to.sends_aux) {
     return writes;
   }
-  const message::RankUp& remote = peers_.at(to.peer).ranks.at(to.key.decode_rank);
-  for (std::size_t index = 0; index < remote.aux.size(); ++index) {
-    const auto field = std::find_if(entry.aux.begin(), entry.aux.end(), [&](const AuxBytes& mine) {
-      return mine.name == remote.aux[index].name;
-    });
-    if (field != entry.aux.end() && field->bytes.size() == remote.aux[index].width) {
+  const std::vector<AuxShape>& remote = to.remote->aux;
+  for (std::size_t index = 0; index < remote.size(); ++index) {
+    const auto field = std::find_if(entry.aux.begin(), entry.aux.end(),
+                                    [&](const AuxBytes& mine) { return mine.name == remote[index].name; });
+    if (field != entry.aux.end() && field->bytes.size() == remote[index].width) {
       writes.push_back(AuxWrite{static_cast<std::uint32_t>(index), field->bytes});
     }
   }
@@ -47,7 +46,7 @@ Result<void> Rooms::post_chunk(Nanos now, const RoomKey& key, Entry& entry, Dest
                 to.key.decode_rank, to.tokens);
   }
   if (to.layout == nullptr) {
-    KVF_TRY(to.layout, layout_for(to.peer, key.rank, to.key.decode_rank));
+    KVF_TRY_VOID(bind_layout(key.rank, to));
   }
   ChunkJob job;
   job.key = TransferKey{to.key, key.rank};
@@ -97,11 +96,12 @@ void Rooms::pump(Nanos now, const RoomKey& key, Entry& entry, Actions& out) {
   }
   for (auto& [rank, to] : entry.destinations) {
     const auto peer = peers_.find(to.peer);
-    if (to.landed || peer == peers_.end() || !peer->second.ready || peer->second.lost) {
+    const bool reads = to.sends && !to.landed;
+    if (reads && (peer == peers_.end() || !peer->second.ready || peer->second.lost)) {
       continue;
     }
     while (to.next_chunk < entry.chunks.size() && entry.chunks[to.next_chunk].ready) {
-      if (!to.sends) {
+      if (!reads) {
         chunk_read(key, entry, to.next_chunk++, out);
         continue;
       }

@@ -15,7 +15,7 @@ struct TransferReport {
   TransferKey key;
   PeerId peer = 0;
   TransferState state = TransferState::kFailed;
-  Error error;                // of a transfer that did not land
+  Error error{};              // of a transfer that did not land
   std::uint64_t bytes = 0;    // payload on the wire, each copy once
   std::uint64_t writes = 0;   // blocks, puts or copies posted
   std::int64_t queue_ns = 0;  // both sides known -> first post

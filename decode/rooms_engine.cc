@@ -1,0 +1,190 @@
+// What the engine asks for: attach, expect, abort, and its death.
+
+#include <algorithm>
+
+#include "decode/rooms.h"
+
+namespace kvferry::decode {
+namespace {
+
+constexpr std::uint64_t kTokensMax = std::uint64_t{1} << 40;
+
+}  // namespace
+
+Rooms::Rooms(RoomsOptions options)
+    : options_(std::move(options)), next_generation_(options_.first_generation) {}
+
+Result<void> Rooms::attach(EngineId engine, RankIndex rank, std::shared_ptr<const Pool> pool) {
+  if (const auto at = ranks_.find(rank); at != ranks_.end()) {
+    if (at->second.engine == 0) {
+      return fail(Code::kUnavailable,
+                  "rank {}: the pool of the engine before still drains; try again shortly", rank);
+    }
+    return fail(Code::kConflict, "rank {} is attached already; detach the other engine process first", rank);
+  }
+  LocalRank& local = ranks_[rank];
+  local.engine = engine;
+  local.page_owner.assign(static_cast<std::size_t>(page_count(pool->layout())), 0);
+  local.pool = std::move(pool);
+  engines_[engine] = rank;
+  return {};
+}
+
+std::optional<RankIndex> Rooms::rank_of(EngineId engine) const {
+  const auto at = engines_.find(engine);
+  return at == engines_.end() ? std::nullopt : std::optional(at->second);
+}
+
+bool Rooms::rank_attached(RankIndex rank) const {
+  const auto at = ranks_.find(rank);
+  return at != ranks_.end() && at->second.engine != 0;
+}
+
+std::vector<message::RankUp> Rooms::announcements() const {
+  std::vector<message::RankUp> out;
+  for (const auto& [rank, local] : ranks_) {
+    message::RankUp up{rank, local.pool->page_size(), shapes(local.pool->layout()), {}};
+    for (const AuxField& field : local.pool->layout().aux) {
+      up.aux.push_back({field.name, field.width, field.slots});
+    }
+    out.push_back(std::move(up));
+  }
+  return out;
+}
+
+Result<void> Rooms::check(const EngineExpectation& want, const LocalRank& local) const {
+  const std::uint64_t virtual_page = std::uint64_t{local.pool->page_size()} * options_.topology.dcp;
+  if (!room_is_legal(want.room)) {
+    return fail(Code::kInvalid, "room {} is not from 1 to 2^63-1", want.room);
+  }
+  if (want.token_count > kTokensMax || want.prefix > want.token_count) {
+    return fail(Code::kInvalid,
+                "room {}: prefix {} and token_count {} must satisfy prefix <= token_count <= 2^40", want.room,
+                want.prefix, want.token_count);
+  }
+  if (want.prefix % virtual_page != 0 && want.prefix != want.token_count) {
+    return fail(
+        Code::kInvalid,
+        "room {}: prefix {} is not a multiple of page_size*dcp = {}; round it down so that decode_prefix_len "
+        "aligns to the virtual page",
+        want.room, want.prefix, virtual_page);
+  }
+  const std::uint64_t needed = (want.token_count - want.prefix + virtual_page - 1) / virtual_page;
+  if (want.pages.size() != needed) {
+    return fail(Code::kInvalid, "room {}: tokens {} to {} need {} pages of {} tokens, {} given", want.room,
+                want.prefix, want.token_count, needed, virtual_page, want.pages.size());
+  }
+  if (want.pages.size() > options_.pages_per_room_max) {
+    return fail(Code::kExhausted, "room {}: {} pages, limits.pages_per_room is {}", want.room,
+                want.pages.size(), options_.pages_per_room_max);
+  }
+  for (const std::uint32_t page : want.pages) {
+    if (page >= local.page_owner.size()) {
+      return fail(Code::kInvalid, "room {}: page {} is outside the pool of {} pages", want.room, page,
+                  local.page_owner.size());
+    }
+    if (local.page_owner[page] != 0) {
+      return fail(Code::kConflict, "room {}: page {} belongs to room {} until that room's final event",
+                  want.room, page, local.page_owner[page]);
+    }
+  }
+  std::vector<std::uint32_t> sorted = want.pages;
+  std::sort(sorted.begin(), sorted.end());
+  if (const auto twice = std::adjacent_find(sorted.begin(), sorted.end()); twice != sorted.end()) {
+    return fail(Code::kInvalid, "room {}: page {} appears twice in pages", want.room, *twice);
+  }
+  for (const AuxField& field : local.pool->layout().aux) {
+    if (want.aux_slot >= 0 && static_cast<std::uint32_t>(want.aux_slot) >= field.slots) {
+      return fail(Code::kInvalid, "room {}: aux_slot {} is outside aux field '{}' of {} slots", want.room,
+                  want.aux_slot, field.name, field.slots);
+    }
+  }
+  return {};
+}
+
+Result<void> Rooms::expect(Nanos now, EngineId engine, EngineExpectation want, ServiceId service,
+                           Actions& out) {
+  const auto rank = rank_of(engine);
+  if (!rank) {
+    return fail(Code::kInvalid, "this engine has not attached");
+  }
+  LocalRank& local = ranks_.at(*rank);
+  KVF_TRY_VOID(check(want, local));
+  const RoomKey key{want.room, *rank};
+  if (const auto at = entries_.find(key); at != entries_.end()) {
+    if (!at->second.told) {
+      return fail(Code::kConflict, "room {} is alive already on decode rank {}; wait for its final event",
+                  want.room, *rank);
+    }
+    // Only the protocol's tail is left and it owns no pages: the new use of the room takes its place.
+    begin_end(now, at->second, Error{Code::kAborted, "room is used again"}, out);
+    entries_.erase(key);
+  }
+  if (entries_.size() >= options_.rooms_max) {
+    return fail(Code::kExhausted, "{} rooms are alive, limits.rooms is {}; try again later", entries_.size(),
+                options_.rooms_max);
+  }
+  for (const std::uint32_t page : want.pages) {
+    local.page_owner[page] = want.room;
+  }
+  Entry& entry = entries_[key];
+  entry.engine = engine;
+  entry.service = service;
+  entry.key = GrantKey{want.room, next_generation_++, *rank};
+  entry.pages = std::make_shared<const std::vector<std::uint32_t>>(std::move(want.pages));
+  entry.prefix = want.prefix;
+  entry.tokens = want.token_count;
+  entry.aux_slot = want.aux_slot;
+  entry.dp = want.prefill_dp_rank;
+  entry.created = now;
+  if (entry.prefix == entry.tokens && entry.aux_slot < 0) {
+    tell(key, entry, EngineEvent{.type = EngineEventType::kLanded, .room = want.room, .tokens = entry.tokens},
+         out);
+    entry.told = true;
+  }
+  try_grant(now, key, entry, out);
+  settle(now, key, out);
+  return {};
+}
+
+Result<void> Rooms::abort(Nanos now, EngineId engine, Room room, const std::string& reason, Actions& out) {
+  const auto rank = rank_of(engine);
+  if (!rank) {
+    return fail(Code::kInvalid, "this engine has not attached");
+  }
+  const RoomKey key{room, *rank};
+  const auto at = entries_.find(key);
+  if (at == entries_.end() || at->second.told) {
+    return fail(Code::kNotFound, "room {} is not alive on decode rank {}", room, *rank);
+  }
+  begin_end(now, at->second,
+            Error{Code::kAborted, fmt::format("aborted by the decode engine of rank {}{}{}", *rank,
+                                              reason.empty() ? "" : ": ", reason)},
+            out);
+  settle(now, key, out);
+  return {};
+}
+
+void Rooms::engine_gone(Nanos now, EngineId engine, Actions& out) {
+  const auto rank = rank_of(engine);
+  if (!rank) {
+    return;
+  }
+  ranks_.at(*rank).engine = 0;
+  engines_.erase(engine);
+  std::vector<RoomKey> mine;
+  for (auto& [key, entry] : entries_) {
+    if (key.rank == *rank) {
+      entry.engine = 0;
+      begin_end(now, entry,
+                Error{Code::kEngineLost, fmt::format("the decode engine of rank {} went away", *rank)}, out);
+      mine.push_back(key);
+    }
+  }
+  for (const RoomKey& key : mine) {
+    settle(now, key, out);
+  }
+  release_if_idle(*rank, out);
+}
+
+}  // namespace kvferry::decode
