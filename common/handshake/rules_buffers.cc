@@ -1,0 +1,355 @@
+#include <algorithm>
+#include <map>
+#include <set>
+
+#include "common/handshake/rule_table.h"
+#include "common/topology/rank_map.h"
+
+namespace kvferry {
+namespace {
+
+bool is_mla(const Descriptor& side) {
+  return side.geometry.attention == AttentionKind::kMla;
+}
+
+/// KV heads that one rank's rows hold; 1 for MLA, whose latent is not split by head.
+std::uint64_t heads_per_rank(const Descriptor& side) {
+  return is_mla(side) ? 1 : std::max(1U, side.geometry.kv_heads / side.topology.tp);
+}
+
+using EntryKey = std::pair<std::uint32_t, BufferKind>;  // layer, kind
+
+std::string entry_name(const EntryKey& key) {
+  return fmt::format("layer {} {}", key.first, to_string(key.second));
+}
+
+bool owns_kv(const ModelGeometry& model, std::uint32_t layer) {
+  return std::binary_search(model.kv_layers.begin(), model.kv_layers.end(), layer);
+}
+
+/// Something found in several entries: the first in full, the others as a number.
+struct FirstOf {
+  std::string text;
+  std::size_t count = 0;
+
+  void add(std::string found) {
+    if (count++ == 0) {
+      text = std::move(found);
+    }
+  }
+  std::string more() const { return count > 1 ? fmt::format(" (and {} more entries)", count - 1) : ""; }
+};
+
+std::string entry_count(const Descriptor& side) {
+  return fmt::format("{} entries", side.ranks.empty() ? 0 : side.ranks.front().buffers.size());
+}
+
+/// Notes every entry that is missing, repeated or of the wrong kind on one rank. Entries of layers outside
+/// kv_layers (draft and window layers) may be there in addition.
+void check_rank_entries(const Descriptor& side, const RankDescription& rank, FirstOf& found) {
+  const std::vector<BufferKind> kinds = side.geometry.buffer_kinds();
+  std::set<EntryKey> present;
+  for (std::size_t i = 0; i < rank.buffers.size(); ++i) {
+    const EntryKey key{rank.buffers[i].layer, rank.buffers[i].kind};
+    if (!present.insert(key).second) {
+      found.add(fmt::format("rank {} lists {} twice, again at entry {}", rank.index, entry_name(key), i));
+    }
+    if (std::find(kinds.begin(), kinds.end(), key.second) == kinds.end()) {
+      found.add(fmt::format("rank {} has {} at entry {}, but {} pools have no {} buffers", rank.index,
+                            entry_name(key), i, to_string(side.geometry.attention), to_string(key.second)));
+    }
+  }
+  const Interval stage = ownership(side.topology, side.geometry, side.topology.coord(rank.index)).layers;
+  for (const std::uint32_t layer : side.geometry.kv_layers) {
+    for (const BufferKind kind : kinds) {
+      if (stage.contains(layer) && !present.contains({layer, kind})) {
+        found.add(fmt::format("rank {} has no entry for {}", rank.index, entry_name({layer, kind})));
+      }
+    }
+  }
+}
+
+void check_entries(const PeerPair& pair, RuleReport& report) {
+  for (const Descriptor* side : {&pair.prefill, &pair.decode}) {
+    if (!layout_is_legal(*side)) {
+      continue;
+    }
+    FirstOf found;
+    for (const RankDescription& rank : side->ranks) {
+      if (rank.index < side->topology.rank_count()) {
+        check_rank_entries(*side, rank, found);
+      }
+    }
+    if (found.count > 0) {
+      report.error({.field = "ranks.buffers",
+                    .prefill = entry_count(pair.prefill),
+                    .decode = entry_count(pair.decode),
+                    .message = fmt::format("the pool needs one KV entry per layer and kind, but {} {}{}",
+                                           side_name(pair, *side), found.text, found.more()),
+                    .fix = fmt::format("attach the {} pool with every layer of its stage exactly once",
+                                       side_name(pair, *side))});
+    }
+  }
+}
+
+/// One entry of a side with what one head of one token takes; bytes is 0 where the page does not divide.
+struct Entry {
+  std::size_t index = 0;  // in its rank's list
+  RankIndex rank = 0;
+  std::uint64_t bytes = 0;
+};
+
+std::uint64_t bytes_per_head(const Descriptor& side, const BufferDescription& buffer) {
+  const std::uint64_t divisor = side.page_size * heads_per_rank(side);
+  return divisor != 0 && buffer.item_len % divisor == 0 ? buffer.item_len / divisor : 0;
+}
+
+std::map<EntryKey, Entry> first_entries(const Descriptor& side) {
+  std::map<EntryKey, Entry> out;
+  for (const RankDescription& rank : side.ranks) {
+    for (std::size_t i = 0; i < rank.buffers.size(); ++i) {
+      out.emplace(EntryKey{rank.buffers[i].layer, rank.buffers[i].kind},
+                  Entry{i, rank.index, bytes_per_head(side, rank.buffers[i])});
+    }
+  }
+  return out;
+}
+
+// Draft and window layers lie outside kv_layers, so their entries are compared with the peer's alone.
+void check_extra_entries(const PeerPair& pair, RuleReport& report) {
+  if (pair.decode.topology.pp != 1) {
+    return;  // the other decode stages may hold the entry
+  }
+  const auto prefill = first_entries(pair.prefill);
+  const auto decode = first_entries(pair.decode);
+  FirstOf only_prefill;
+  FirstOf only_decode;
+  for (const auto& [key, entry] : prefill) {
+    if (!owns_kv(pair.prefill.geometry, key.first) && !decode.contains(key)) {
+      only_prefill.add(fmt::format("entry {} ({})", entry.index, entry_name(key)));
+    }
+  }
+  for (const auto& [key, entry] : decode) {
+    if (!owns_kv(pair.decode.geometry, key.first) && pair.prefill.topology.pp == 1 &&
+        !prefill.contains(key)) {
+      only_decode.add(fmt::format("entry {} ({})", entry.index, entry_name(key)));
+    }
+  }
+  constexpr std::string_view kFix = "use the same speculative and window settings on both sides";
+  if (only_prefill.count > 0) {
+    report.error({.field = "ranks.buffers",
+                  .prefill = entry_count(pair.prefill),
+                  .decode = entry_count(pair.decode),
+                  .message = fmt::format("prefill {} has no counterpart at decode{}", only_prefill.text,
+                                         only_prefill.more()),
+                  .fix = std::string(kFix)});
+  }
+  if (only_decode.count > 0) {
+    report.warning({.field = "ranks.buffers",
+                    .prefill = entry_count(pair.prefill),
+                    .decode = entry_count(pair.decode),
+                    .message = fmt::format("decode {} has no counterpart at prefill and stays unfilled{}",
+                                           only_decode.text, only_decode.more()),
+                    .fix = std::string(kFix)});
+  }
+}
+
+// Compared per head of one token, so that unequal TP and DCP sizes compare what really moves.
+void check_item_len(const PeerPair& pair, RuleReport& report) {
+  const auto decode = first_entries(pair.decode);
+  std::uint64_t first_prefill = 0;
+  std::uint64_t first_decode = 0;
+  FirstOf found;
+  std::set<std::pair<EntryKey, std::uint64_t>> seen;  // several ranks with the same fault are one finding
+  for (const RankDescription& rank : pair.prefill.ranks) {
+    for (std::size_t i = 0; i < rank.buffers.size(); ++i) {
+      const EntryKey key{rank.buffers[i].layer, rank.buffers[i].kind};
+      const auto peer = decode.find(key);
+      const std::uint64_t bytes = bytes_per_head(pair.prefill, rank.buffers[i]);
+      if (peer == decode.end() || bytes == 0 || peer->second.bytes == 0 || bytes == peer->second.bytes ||
+          !seen.insert({key, bytes}).second) {
+        continue;
+      }
+      if (found.count == 0) {
+        first_prefill = bytes;
+        first_decode = peer->second.bytes;
+      }
+      found.add(fmt::format("{} ({})", i, entry_name(key)));
+    }
+  }
+  if (found.count > 0) {
+    report.error(
+        {.field = "ranks.buffers.item_len",
+         .prefill = fmt::format("{}", first_prefill),
+         .decode = fmt::format("{}", first_decode),
+         .message = fmt::format("KV geometry differs at entry {}: one head of one token takes {} bytes at "
+                                "prefill and {} at decode{}",
+                                found.text, first_prefill, first_decode, found.more()),
+         .fix = "use the same KV dtype, head size and draft model on both sides"});
+  }
+}
+
+/// What is wrong with the rows of one entry on its own side, or an empty text.
+std::string row_problem(const Descriptor& side, const BufferDescription& buffer) {
+  const std::uint64_t bytes = bytes_per_head(side, buffer);
+  if (bytes == 0) {
+    return fmt::format("item_len {} is not a whole number of {} tokens of {} heads", buffer.item_len,
+                       side.page_size, heads_per_rank(side));
+  }
+  const std::uint64_t needed = side.geometry.head_bytes(buffer.kind);
+  if (owns_kv(side.geometry, buffer.layer) && bytes < needed) {
+    return fmt::format("item_len {} gives one head of one token {} bytes, but the model needs {}",
+                       buffer.item_len, bytes, needed);
+  }
+  return {};
+}
+
+void check_row_bytes(const PeerPair& pair, RuleReport& report) {
+  for (const Descriptor* side : {&pair.prefill, &pair.decode}) {
+    FirstOf found;
+    std::uint64_t first = 0;
+    const auto entries = first_entries(*side);
+    for (const RankDescription& rank : side->ranks) {
+      for (std::size_t i = 0; i < rank.buffers.size(); ++i) {
+        const EntryKey key{rank.buffers[i].layer, rank.buffers[i].kind};
+        std::string problem = row_problem(*side, rank.buffers[i]);
+        const Entry& reference = entries.at(key);
+        if (problem.empty() && bytes_per_head(*side, rank.buffers[i]) != reference.bytes) {
+          problem = fmt::format("item_len {} differs from what rank {} says", rank.buffers[i].item_len,
+                                reference.rank);
+        }
+        if (!problem.empty()) {
+          first = found.count == 0 ? rank.buffers[i].item_len : first;
+          found.add(fmt::format("rank {} entry {} ({}): {}", rank.index, i, entry_name(key), problem));
+        }
+      }
+    }
+    if (found.count > 0) {
+      const bool is_prefill = side == &pair.prefill;
+      report.error({.field = "ranks.buffers.item_len",
+                    .prefill = is_prefill ? fmt::format("{}", first) : "",
+                    .decode = is_prefill ? "" : fmt::format("{}", first),
+                    .message = fmt::format("the rows of the {} pool do not fit its model: {}{}",
+                                           side_name(pair, *side), found.text, found.more()),
+                    .fix = "attach the pool with the page size, dtype and head count it really has"});
+    }
+  }
+}
+
+/// The first difference between two aux schemas, or an empty text.
+std::string aux_difference(const std::vector<AuxDescription>& a, const std::vector<AuxDescription>& b) {
+  for (std::size_t i = 0; i < std::min(a.size(), b.size()); ++i) {
+    if (a[i].name != b[i].name || a[i].width != b[i].width) {
+      return fmt::format("aux buffer {} is {} of {} bytes against {} of {} bytes", i, a[i].name, a[i].width,
+                         b[i].name, b[i].width);
+    }
+  }
+  if (a.size() != b.size()) {
+    return fmt::format("{} against {} aux buffers, the first {} alike", a.size(), b.size(),
+                       std::min(a.size(), b.size()));
+  }
+  return {};
+}
+
+void check_aux_schema(const PeerPair& pair, RuleReport& report) {
+  if (pair.prefill.ranks.empty() || pair.decode.ranks.empty()) {
+    return;
+  }
+  const RankDescription& reference = pair.decode.ranks.front();
+  for (const Descriptor* side : {&pair.prefill, &pair.decode}) {
+    for (const RankDescription& rank : side->ranks) {
+      const std::string difference = aux_difference(rank.aux, reference.aux);
+      if (difference.empty()) {
+        continue;
+      }
+      const bool is_prefill = side == &pair.prefill;
+      report.error(
+          {.field = "ranks.aux",
+           .prefill =
+               fmt::format("{} aux buffers", (is_prefill ? rank : pair.prefill.ranks.front()).aux.size()),
+           .decode = fmt::format("{} aux buffers", (is_prefill ? reference : rank).aux.size()),
+           .message = fmt::format("aux schema differs: {} rank {} against decode rank {}: {}",
+                                  side_name(pair, *side), rank.index, reference.index, difference),
+           .fix = "use the same engine version, speculation and sampling mask settings on all ranks"});
+      break;
+    }
+  }
+}
+
+std::string component_list(const Descriptor& side) {
+  std::string out;
+  for (const std::string& component : side.state_components) {
+    out += (out.empty() ? "" : ",") + component;
+    if (out.size() > 1024) {
+      return out + ",...";
+    }
+  }
+  return out.empty() ? "none" : out;
+}
+
+void check_state_components(const PeerPair& pair, RuleReport& report) {
+  if (pair.prefill.state_components == pair.decode.state_components) {
+    return;
+  }
+  report.error(
+      {.field = "state_components",
+       .prefill = component_list(pair.prefill),
+       .decode = component_list(pair.decode),
+       .message = fmt::format("state components differ in type, order or number: prefill {}, decode {}",
+                              component_list(pair.prefill), component_list(pair.decode)),
+       .fix = "serve the same model with the same hybrid memory options on both sides"});
+}
+
+// A state that is cut by head cannot be cut again for another TP size; with MLA it is replicated instead,
+// except for recurrent state, which is always cut.
+void check_state_tp(const PeerPair& pair, RuleReport& report) {
+  const std::uint32_t prefill = pair.prefill.topology.tp;
+  const std::uint32_t decode = pair.decode.topology.tp;
+  if (prefill == decode) {
+    return;
+  }
+  for (const std::string& component : pair.prefill.state_components) {
+    if (is_mla(pair.prefill) && component != "mamba") {
+      continue;
+    }
+    report.error(
+        {.field = "state_components",
+         .prefill = fmt::format("{}", prefill),
+         .decode = fmt::format("{}", decode),
+         .message = fmt::format("state component {} cannot move between different TP sizes: prefill TP "
+                                "{}, decode TP {}",
+                                component, prefill, decode),
+         .fix = "set the same attention TP on both sides"});
+  }
+}
+
+// The last word: mapping ranks takes validate_pair() for granted, so whatever the rules above did not name
+// must be refused here and never reach it.
+void check_rank_map(const PeerPair& pair, RuleReport& report) {
+  if (report.refused()) {
+    return;
+  }
+  const auto valid = validate_pair(pair.prefill.geometry, pair.prefill.topology, pair.decode.topology);
+  if (!valid) {
+    report.error({.field = "topology",
+                  .prefill = to_string(pair.prefill.topology),
+                  .decode = to_string(pair.decode.topology),
+                  .message = fmt::format("ranks cannot be mapped: {}", valid.error().message),
+                  .fix = "correct the parallel sizes that the message names"});
+  }
+}
+
+constexpr Rule kRules[] = {
+    {"entries", check_entries},       {"extra_entries", check_extra_entries},
+    {"item_len", check_item_len},     {"row_bytes", check_row_bytes},
+    {"aux_schema", check_aux_schema}, {"state_components", check_state_components},
+    {"state_tp", check_state_tp},     {"rank_map", check_rank_map},
+};
+
+}  // namespace
+
+std::span<const Rule> buffer_rules() {
+  return kRules;
+}
+
+}  // namespace kvferry
