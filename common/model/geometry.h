@@ -43,10 +43,15 @@ struct ModelGeometry {
   std::uint32_t draft_layers = 0;  // MTP layers beside the target; not part of kv_layers
   Dtype dtype = Dtype::kBf16;
 
-  /// Bytes of one head of one token of one buffer: head_dim*b, v_head_dim*b, or (latent+rope)*b for MLA.
+  /// Bytes of one head of one token of one buffer: head_dim*b, v_head_dim*b, or (latent+rope)*b for MLA. One
+  /// exception: the DSA latent (index_head_dim > 0) in fp8_e4m3 has the scaled layout, latent bytes + one
+  /// fp32 scale per 128 of them + rope in bf16 (DeepSeek-V3.2: 656 B).
   std::uint32_t head_bytes(BufferKind kind) const;
   /// The buffer kinds of one KV layer in pool order: {key, value} or {latent}.
   std::vector<BufferKind> buffer_kinds() const;
+  /// kv_layers and sliding_layers, ascending: the layers that have buffers in a pool. Sliding layers are
+  /// moved for every token, which is a superset of their window.
+  std::vector<std::uint32_t> cached_layers() const;
   /// Bytes of one token of one KV layer over all heads, index rows included (preflight-spec 5.1,
   /// "B/token/layer").
   std::uint64_t bytes_per_token_layer() const;
@@ -57,17 +62,22 @@ struct ModelGeometry {
   std::uint32_t index_bytes() const;
 };
 
+/// Sizes in range (so that row and page arithmetic cannot overflow), layer ids ascending and inside the
+/// model, the fields of the attention kind present. Every violation is in the one message (kInvalid).
+Result<void> validate(const ModelGeometry& model);
+
 /// One of the ten presets of preflight-spec 5.1, by lower-case name: llama-3.1-8b, llama-3.1-70b,
 /// llama-3.1-405b, qwen3-32b, qwen3-235b-a22b, glm-4.5, gpt-oss-120b, deepseek-v3, kimi-k2, deepseek-v3.2.
-/// Unknown names list the known ones. `dtype` replaces bf16 where given.
+/// Unknown names list the known ones. The dtype is bf16; callers replace it.
 Result<ModelGeometry> preset_geometry(std::string_view name);
 std::vector<std::string> preset_names();
 
 /// Reads the text of a Hugging Face config.json (text_config when present). Every missing or wrong field is
-/// named in one Error. Models whose KV this version cannot describe are refused by name of the reason.
+/// named in one Error. Models whose KV this version cannot describe are refused by name of the reason. The
+/// text may be hostile: size, nesting, types and numbers are all limited.
 Result<ModelGeometry> geometry_from_hf_config(std::string_view json_text);
 
-/// A preset name, or a path to a config.json.
+/// A preset name, or a path to a config.json (or to the folder that holds it).
 Result<ModelGeometry> load_geometry(std::string_view preset_or_path);
 
 }  // namespace kvferry

@@ -12,14 +12,17 @@
 #include "common/base/ids.h"
 #include "common/base/result.h"
 #include "common/model/geometry.h"
+#include "common/topology/rank_map.h"
 #include "common/topology/topology.h"
 
 namespace kvferry {
 
-/// `count` pieces of `rows` consecutive rows each. Piece k starts at row src_row + k*src_step and goes to
-/// dst_row + k*dst_step. `dst_index` is the destination in the room's own granted row space
-/// (index into the grant's page list * page_size + slot); it advances by dst_step like dst_row, and is what
-/// goes on the wire where the receiver translates.
+/// `count` >= 1 pieces of `rows` >= 1 consecutive rows each. Piece k starts at row src_row + k*src_step and
+/// goes to dst_row + k*dst_step. `dst_index` is the destination in the room's own granted row space (index
+/// into the grant's page list * page_size + slot); it advances by dst_step like dst_row, and is what goes on
+/// the wire where the receiver translates. A single piece has both steps equal to `rows`, so a side is
+/// contiguous over the whole run iff its step equals `rows`. Pieces never overlap. Runs are ordered by token
+/// and dst_index ascends over them, except where both sides interleave in blocks of different size.
 struct RowRun {
   std::uint64_t src_row = 0;
   std::uint64_t dst_row = 0;
@@ -68,27 +71,31 @@ struct RankShape {
   std::vector<BufferShape> buffers;
 };
 
-/// Buffers of `coord` in pool order (K of all layers, then V of all layers; MLA one per layer).
+/// Buffers of `coord` in pool order (K of all layers, then V of all layers; MLA one per layer). Layers are
+/// the stage's cached_layers(): sliding layers included, draft layers not. The topology must be valid.
 std::vector<BufferShape> rank_buffers(const ModelGeometry& model, const Topology& topology,
                                       const RankCoord& coord, std::uint64_t pages);
 
 /// Everything about one (prefill rank, decode rank) pair that does not change with the room.
 struct PairLayout {
-  std::vector<BufferPair> pairs;  // empty when the two ranks share no (layer, head)
+  std::vector<BufferPair> pairs;  // empty when src is no target of dst, or they share no (layer, head)
   TokenClass src_tokens;
   TokenClass dst_tokens;
   std::uint32_t src_page_size = 0;
   std::uint32_t dst_page_size = 0;
-  std::uint32_t replica = 0;  // this source is elected for a room iff room % replicas == replica
+  std::uint32_t replica = 0;  // this source is elected for a room iff elected_replica(room) == replica
   std::uint32_t replicas = 1;
   std::uint64_t src_pages = 0;  // pool limits, smallest over the paired buffers
   std::uint64_t dst_pages = 0;
 
-  bool elected(Room room) const { return room % replicas == replica; }
+  bool elected(Room room) const { return elected_replica(room, replicas) == replica; }
 };
 
-/// Intersects what the two ranks own. Errors (kMismatch) name layer, field and both values: a source layer
-/// the destination lacks, different bytes per head, a row that does not hold its heads.
+/// Intersects what the two ranks own. Errors (kMismatch) name layer, field and both values: topologies that
+/// validate_pair() refuses, a buffer outside its stage or named twice, a layer that only one side has,
+/// different bytes per head, a row that does not hold its heads, a page that is no multiple of the DCP
+/// interleave, a pool beyond 2^63 bytes. Buffers of layers beyond the model (draft layers) are left alone
+/// where only the destination has them and refused at the source.
 Result<PairLayout> pair_layout(const ModelGeometry& model, const RankShape& src, const RankShape& dst);
 
 /// One chunk: tokens [begin, end) of the request. src_pages[0] holds the row of the first token of its rank

@@ -19,9 +19,31 @@ struct DecodeTargets {
   std::uint32_t required_prefill_response_num = 1;  // == sources.size()
 };
 
+/// Which of `replicas` copies of the same bytes sends for `room`. Mixed, not room % replicas: routers number
+/// rooms consecutively and pick the DP rank by room % dp, which would leave replicas of a DP rank without
+/// work. Part of the protocol: both daemons must elect the same.
+std::uint32_t elected_replica(Room room, std::uint32_t replicas);
+
+/// How one prefill rank stands to one decode rank; the only place that decides it. `replica` of `replicas`:
+/// the prefill ranks among the decode rank's targets that own the same (layer, head, token) coordinates.
+struct RankPairing {
+  bool target = false;  // false: the two never meet, the rest is meaningless
+  std::uint32_t replica = 0;
+  std::uint32_t replicas = 1;
+
+  bool sends(Room room) const { return target && elected_replica(room, replicas) == replica; }
+};
+RankPairing rank_pairing(const ModelGeometry& model, const Topology& prefill, const RankCoord& prefill_coord,
+                         const Topology& decode, const RankCoord& decode_coord);
+
+/// What must hold before ranks can be mapped: both sides valid, attention TP sizes (and the prefill side's
+/// tp/dcp with the decode side's tp) multiples of each other, decode CP 1, prefill CP 1 where either side has
+/// DCP. Every violation is in the one message (kMismatch).
+Result<void> validate_pair(const ModelGeometry& model, const Topology& prefill, const Topology& decode);
+
 /// Targets of decode rank `decode_rank` for `room`, routed to prefill DP rank `prefill_dp`.
 /// Elected replicas (MLA with prefill TP > decode TP; prefill TP > heads) spread over sources by room.
-/// Both topologies must have passed the compatibility rules.
+/// Both topologies must have passed validate_pair() (the compatibility rules include it).
 DecodeTargets decode_targets(const ModelGeometry& model, const Topology& prefill, const Topology& decode,
                              RankIndex decode_rank, std::uint32_t prefill_dp, Room room);
 

@@ -2,6 +2,8 @@
 // The parallel layout of one side, and what one rank of it owns. Ownership is the only input of the planner:
 // layers by PP stage, heads by TP (replicated when tp > heads), tokens by DCP. A rank is one
 // (dp, pp, cp, tp) coordinate; its DCP rank is tp mod dcp, so several TP ranks may share one DCP rank.
+// Prefill context parallelism splits no ownership: every CP rank holds the whole KV after attention, CP rank
+// 0 sends it, the others are dummies.
 
 #include <cstdint>
 #include <optional>
@@ -14,6 +16,10 @@
 #include "common/model/geometry.h"
 
 namespace kvferry {
+
+inline constexpr std::uint32_t kParallelSizeMax = 4096;       // each of tp, pp, cp, dp
+inline constexpr std::uint32_t kRanksMax = 1u << 20;          // ranks of one side
+inline constexpr std::uint32_t kDcpInterleaveMax = 1u << 16;  // tokens
 
 struct RankCoord {
   std::uint32_t tp = 0;
@@ -41,11 +47,14 @@ struct Topology {
   friend bool operator==(const Topology&, const Topology&) = default;
 };
 
-/// Sizes at least 1, dcp divides tp, pp_layers fits pp and the layer count, heads divide or replicate over
-/// tp. Every violation is in the one message.
+/// Sizes in [1, kParallelSizeMax], dcp divides tp, pp_layers fits pp and the layer count, heads divide or
+/// replicate over tp, dcp divides the ranks that share the same heads (else some tokens of a head would have
+/// no owner). Also validates the model. Every violation is in the one message (kInvalid).
 Result<void> validate(const Topology& topology, const ModelGeometry& model);
 
-/// "tp=4,dcp=4" (also pp, cp, dp, interleave), in any order; unknown keys and zeros are refused.
+/// "tp=4,dcp=4" (also pp, cp, dp, interleave, and pp_layers=31+30), in any order; unknown and repeated keys,
+/// zeros and sizes above the limits are refused. to_string() names tp and what differs from the default, and
+/// reads back as the same topology.
 Result<Topology> parse_topology(std::string_view text);
 std::string to_string(const Topology& topology);
 
@@ -67,6 +76,10 @@ struct TokenClass {
   bool owns(std::uint64_t token) const { return (token / interleave) % count == rank; }
   /// How many owned tokens lie in [0, token): the local row of an owned token, counted from position 0.
   std::uint64_t owned_before(std::uint64_t token) const;
+  /// True when both classes own the same tokens.
+  bool same_tokens(const TokenClass& other) const;
+  /// True when some token belongs to both.
+  bool meets(const TokenClass& other) const;
   friend bool operator==(const TokenClass&, const TokenClass&) = default;
 };
 
