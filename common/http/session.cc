@@ -2,13 +2,12 @@
 
 #include <fmt/format.h>
 
-#include <array>
+#include <algorithm>
 #include <boost/asio/steady_timer.hpp>
 #include <boost/asio/write.hpp>
 #include <boost/beast/core/flat_buffer.hpp>
 #include <boost/beast/http/error.hpp>
 #include <boost/beast/http/parser.hpp>
-#include <boost/beast/http/read.hpp>
 #include <boost/beast/http/string_body.hpp>
 #include <boost/beast/websocket/rfc6455.hpp>
 #include <exception>
@@ -28,7 +27,6 @@ using boost::system::error_code;
 namespace {
 
 constexpr std::chrono::milliseconds kLinger{1000};
-constexpr std::chrono::milliseconds kCancelAgain{20};
 constexpr std::size_t kReadBytes = 16 << 10;
 
 // By style nothing throws; a handler that does all the same (a library underneath, out of memory in one
@@ -88,11 +86,12 @@ class HttpSession : public std::enable_shared_from_this<HttpSession> {
   void stop();
 
  private:
-  void on_first_bytes(error_code failed, std::size_t count);
-  void read_header();
-  void on_header(error_code failed);
-  void read_body();
-  void on_read_error(error_code failed);
+  void begin_request();
+  void read_more();
+  void on_bytes(error_code failed, std::size_t count);
+  void parse();
+  bool on_header();
+  void on_malformed(error_code failed);
   void answer();
   Result<HttpRequest> take_request();
   void upgrade(const HttpRequest& request, std::shared_ptr<const UpgradeRoute> route);
@@ -114,6 +113,7 @@ class HttpSession : public std::enable_shared_from_this<HttpSession> {
   std::uint64_t timer_round_ = 0;  // a timer handler of an earlier round does nothing
   Phase phase_ = Phase::kIdle;
   bool timed_out_ = false;
+  bool header_done_ = false;
   bool keep_alive_ = false;
   beast::flat_buffer buffer_;
   std::optional<http::request_parser<http::string_body>> parser_;
@@ -137,19 +137,49 @@ HttpSession::~HttpSession() {
 
 void HttpSession::next_request() {
   phase_ = Phase::kIdle;
+  parser_.emplace();
+  parser_->header_limit(state_->limits.header_bytes_max);
+  parser_->body_limit(state_->limits.body_bytes_max);
+  header_done_ = false;
   if (buffer_.size() > 0) {
-    read_header();
+    begin_request();
     return;
   }
   arm(state_->limits.idle_timeout);
-  stream_.async_read_some(buffer_.prepare(kReadBytes),
-                          [self = shared_from_this()](error_code failed, std::size_t count) {
-                            self->on_first_bytes(failed, count);
-                          });
+  read_more();
 }
 
-void HttpSession::on_first_bytes(error_code failed, std::size_t count) {
+void HttpSession::begin_request() {
+  phase_ = Phase::kReading;
+  arm(state_->limits.request_timeout);
+  parse();
+}
+
+void HttpSession::read_more() {
+  // The parser takes what it can and refuses what is too long, so room is missing only inside a chunk's
+  // header.
+  const std::size_t room = buffer_.max_size() - buffer_.size();
+  if (room == 0) {
+    on_malformed(http::error::buffer_overflow);
+    return;
+  }
+  stream_.async_read_some(
+      buffer_.prepare(std::min(kReadBytes, room)),
+      [self = shared_from_this()](error_code failed, std::size_t count) { self->on_bytes(failed, count); });
+}
+
+void HttpSession::on_bytes(error_code failed, std::size_t count) {
   if (phase_ == Phase::kClosed) {
+    return;
+  }
+  // Checked at every read: bytes that keep coming make the timer's cancellation miss.
+  if (timed_out_) {
+    refuse(408, fmt::format("the request was not complete within {} ms of its first byte",
+                            state_->limits.request_timeout.count()));
+    return;
+  }
+  if (failed == asio::error::eof && parser_->got_some()) {
+    on_malformed(http::error::partial_message);
     return;
   }
   if (failed) {
@@ -157,88 +187,71 @@ void HttpSession::on_first_bytes(error_code failed, std::size_t count) {
     return;
   }
   buffer_.commit(count);
-  read_header();
+  if (phase_ == Phase::kIdle) {
+    begin_request();
+  } else {
+    parse();
+  }
 }
 
-void HttpSession::read_header() {
-  phase_ = Phase::kReading;
-  arm(state_->limits.request_timeout);
-  parser_.emplace();
-  parser_->header_limit(state_->limits.header_bytes_max);
-  parser_->body_limit(state_->limits.body_bytes_max);
-  http::async_read_header(
-      stream_, buffer_, *parser_,
-      [self = shared_from_this()](error_code failed, std::size_t) { self->on_header(failed); });
+void HttpSession::parse() {
+  while (buffer_.size() > 0 && !parser_->is_done()) {
+    error_code failed;
+    buffer_.consume(parser_->put(buffer_.data(), failed));
+    if (failed == http::error::need_more) {
+      break;
+    }
+    if (failed) {
+      on_malformed(failed);
+      return;
+    }
+    if (!header_done_ && parser_->is_header_done()) {
+      header_done_ = true;
+      parser_->eager(true);
+      if (!on_header()) {
+        return;
+      }
+    }
+  }
+  if (parser_->is_done()) {
+    answer();
+  } else {
+    read_more();
+  }
 }
 
-void HttpSession::on_header(error_code failed) {
-  if (phase_ == Phase::kClosed) {
-    return;
-  }
-  if (failed || timed_out_) {
-    on_read_error(failed);
-    return;
-  }
+bool HttpSession::on_header() {
   const auto& head = parser_->get();
   if (head.find(http::field::transfer_encoding) != head.end() && !parser_->chunked()) {
     // Guessing where such a body ends would let its bytes pass for the next request.
     ++state_->stats.malformed;
     refuse(400, "transfer-encoding must end with chunked");
-    return;
+    return false;
   }
-  if (head.version() == 11 && !parser_->is_done() &&
-      beast::iequals(head[http::field::expect], "100-continue")) {
-    out_ = "HTTP/1.1 100 Continue\r\n\r\n";
-    asio::async_write(stream_, asio::buffer(out_),
-                      [self = shared_from_this()](error_code unsent, std::size_t) {
-                        if (self->phase_ != Phase::kClosed && (unsent || self->timed_out_)) {
-                          self->on_read_error(unsent);
-                        } else if (self->phase_ != Phase::kClosed) {
-                          self->read_body();
-                        }
-                      });
-    return;
+  if (head.version() != 11 || parser_->is_done() || buffer_.size() > 0 ||
+      !beast::iequals(head[http::field::expect], "100-continue")) {
+    return true;
   }
-  read_body();
-}
-
-void HttpSession::read_body() {
-  http::async_read(stream_, buffer_, *parser_, [self = shared_from_this()](error_code failed, std::size_t) {
-    if (self->phase_ == Phase::kClosed) {
-      return;
+  out_ = "HTTP/1.1 100 Continue\r\n\r\n";
+  asio::async_write(stream_, asio::buffer(out_), [self = shared_from_this()](error_code failed, std::size_t) {
+    if (failed && !self->timed_out_) {
+      self->close();
+    } else {
+      self->on_bytes({}, 0);
     }
-    if (failed) {
-      self->on_read_error(failed);
-      return;
-    }
-    self->answer();
   });
+  return false;
 }
 
-void HttpSession::on_read_error(error_code failed) {
-  if (timed_out_) {
-    refuse(408, fmt::format("the request was not complete within {} ms of its first byte",
-                            state_->limits.request_timeout.count()));
-    return;
-  }
-  if (failed == http::error::end_of_stream) {
-    close();
-    return;
-  }
-  const bool in_header = !parser_->is_header_done();
+void HttpSession::on_malformed(error_code failed) {
+  ++state_->stats.malformed;
   if (failed == http::error::body_limit) {
-    ++state_->stats.malformed;
     refuse(413, fmt::format("the body is larger than {} bytes", state_->limits.body_bytes_max));
-  } else if (failed == http::error::header_limit || (failed == http::error::buffer_overflow && in_header)) {
-    ++state_->stats.malformed;
+  } else if (failed == http::error::header_limit) {
     refuse(431, fmt::format("the request line and headers are larger than {} bytes",
                             state_->limits.header_bytes_max));
-  } else if (failed.category() == http::make_error_code(http::error::bad_method).category()) {
-    ++state_->stats.malformed;
-    refuse(400, fmt::format("malformed HTTP request: {}", failed.message()));
   } else {
-    ++state_->stats.malformed;
-    close();
+    refuse(400, fmt::format("malformed HTTP request: {}", failed.message()));
   }
 }
 
@@ -390,13 +403,10 @@ void HttpSession::arm(std::chrono::milliseconds limit) {
 void HttpSession::on_timer() {
   switch (phase_) {
     case Phase::kReading: {
-      state_->stats.timeouts += timed_out_ ? 0 : 1;
+      ++state_->stats.timeouts;
       timed_out_ = true;
-      // The pending read ends, and its handler answers 408. A byte that arrives in the same moment makes the
-      // cancellation miss and the read go on, hence again until it has hit.
       error_code ignored;
-      stream_.cancel(ignored);
-      arm(kCancelAgain);
+      stream_.cancel(ignored);  // the handler of what is pending answers 408
       break;
     }
     case Phase::kAnswering:
