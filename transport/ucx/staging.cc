@@ -1,0 +1,47 @@
+#include "transport/ucx/staging.h"
+
+#include <cstdlib>
+#include <cstring>
+
+#include "common/base/check.h"
+
+namespace kvferry::ucx {
+namespace {
+constexpr std::size_t kAlignment = 4096;
+}
+
+Result<std::unique_ptr<Staging>> Staging::make(Worker& worker, std::uint32_t bytes) {
+  std::unique_ptr<Staging> staging(new Staging());
+  staging->slot_bytes_ = bytes / kSlots / kAlignment * kAlignment;
+  const std::size_t total = staging->slot_bytes_ * kSlots;
+  staging->memory_.reset(static_cast<std::byte*>(std::aligned_alloc(kAlignment, total)));
+  if (!staging->memory_) {
+    return fail(Code::kExhausted, "ucx: no memory for {} bytes of staging", total);
+  }
+  std::memset(staging->memory_.get(), 0, total);
+  KVF_TRY(staging->registration_, Registration::map(worker, {staging->memory_.get(), total}));
+  for (int i = 0; i < static_cast<int>(kSlots); ++i) {
+    staging->free_.push_back(i);
+  }
+  return staging;
+}
+
+int Staging::take() {
+  if (free_.empty()) {
+    return -1;
+  }
+  const int slot = free_.back();
+  free_.pop_back();
+  return slot;
+}
+
+void Staging::release(int slot) {
+  KVF_CHECK(free_.size() < kSlots);
+  free_.push_back(slot);
+}
+
+std::span<std::byte> Staging::slot(int index) {
+  return {memory_.get() + static_cast<std::size_t>(index) * slot_bytes_, slot_bytes_};
+}
+
+}  // namespace kvferry::ucx
