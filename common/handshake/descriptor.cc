@@ -154,7 +154,7 @@ Topology topology_from_json(JsonObject object) {
   out.cp = object.number32("cp", 1, Limits::kParallel);
   out.dp = object.number32("dp", 1, Limits::kParallel);
   out.dcp = object.number32("dcp", 1, Limits::kParallel);
-  out.dcp_interleave = object.number32_or("dcp_interleave", 1, Limits::kPageSize, 1);
+  out.dcp_interleave = object.number32_or("dcp_interleave", 1, kDcpInterleaveMax, 1);
   out.pp_layers = object.numbers32_or_empty("pp_layers", Limits::kLayers, Limits::kParallel);
   // 4096^4 is 2^48, so the product itself cannot overflow.
   const std::uint64_t total = std::uint64_t{out.tp} * out.pp * out.cp * out.dp;

@@ -34,10 +34,10 @@ struct DescriptorLimits {
   static constexpr std::size_t kLayers = 4096;
   static constexpr std::size_t kComponents = 64;
   static constexpr std::size_t kLimits = 64;
-  static constexpr std::uint32_t kParallel = 4096;      // each of tp, pp, cp, dp
-  static constexpr std::uint64_t kRanksTotal = 65536;   // tp*pp*cp*dp
-  static constexpr std::uint32_t kPageSize = 1U << 20;  // tokens
-  static constexpr std::uint64_t kItemLen = std::uint64_t{1} << 32;
+  static constexpr std::uint32_t kParallel = kParallelSizeMax;  // each of tp, pp, cp, dp
+  static constexpr std::uint64_t kRanksTotal = 65536;           // tp*pp*cp*dp
+  static constexpr std::uint32_t kPageSize = 1U << 20;          // tokens
+  static constexpr std::uint64_t kItemLen = UINT32_MAX;         // so that a row always fits 32 bits
   static constexpr std::uint64_t kPages =
       (std::uint64_t{1} << 31) - 1;                      // page ids are int32 on SGLang's wire
   static constexpr std::uint32_t kDimension = 1U << 20;  // heads, head and latent sizes

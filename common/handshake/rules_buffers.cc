@@ -3,7 +3,7 @@
 #include <set>
 
 #include "common/handshake/rule_table.h"
-#include "common/topology/rank_map.h"
+#include "common/handshake/shapes.h"
 
 namespace kvferry {
 namespace {
@@ -24,7 +24,10 @@ std::string entry_name(const EntryKey& key) {
 }
 
 bool owns_kv(const ModelGeometry& model, std::uint32_t layer) {
-  return std::binary_search(model.kv_layers.begin(), model.kv_layers.end(), layer);
+  const auto in = [layer](const std::vector<std::uint32_t>& ids) {
+    return std::binary_search(ids.begin(), ids.end(), layer);
+  };
+  return in(model.kv_layers) || in(model.sliding_layers);
 }
 
 /// Something found in several entries: the first in full, the others as a number.
@@ -44,8 +47,8 @@ std::string entry_count(const Descriptor& side) {
   return fmt::format("{} entries", side.ranks.empty() ? 0 : side.ranks.front().buffers.size());
 }
 
-/// Notes every entry that is missing, repeated or of the wrong kind on one rank. Entries of layers outside
-/// kv_layers (draft and window layers) may be there in addition.
+/// Notes every entry that is missing, repeated or of the wrong kind on one rank. Entries of other layers are
+/// another rule's matter.
 void check_rank_entries(const Descriptor& side, const RankDescription& rank, FirstOf& found) {
   const std::vector<BufferKind> kinds = side.geometry.buffer_kinds();
   std::set<EntryKey> present;
@@ -60,7 +63,7 @@ void check_rank_entries(const Descriptor& side, const RankDescription& rank, Fir
     }
   }
   const Interval stage = ownership(side.topology, side.geometry, side.topology.coord(rank.index)).layers;
-  for (const std::uint32_t layer : side.geometry.kv_layers) {
+  for (const std::uint32_t layer : side.geometry.cached_layers()) {
     for (const BufferKind kind : kinds) {
       if (stage.contains(layer) && !present.contains({layer, kind})) {
         found.add(fmt::format("rank {} has no entry for {}", rank.index, entry_name({layer, kind})));
@@ -115,42 +118,45 @@ std::map<EntryKey, Entry> first_entries(const Descriptor& side) {
   return out;
 }
 
-// Draft and window layers lie outside kv_layers, so their entries are compared with the peer's alone.
+/// Entries of `side` whose layer the target model does not have; `inside` = those below hidden_layers.
+FirstOf extra_entries(const Descriptor& side, bool inside) {
+  FirstOf found;
+  for (const RankDescription& rank : side.ranks) {
+    for (std::size_t i = 0; i < rank.buffers.size(); ++i) {
+      const BufferDescription& buffer = rank.buffers[i];
+      if (!owns_kv(side.geometry, buffer.layer) && (buffer.layer < side.geometry.hidden_layers) == inside) {
+        found.add(
+            fmt::format("rank {} entry {} ({})", rank.index, i, entry_name({buffer.layer, buffer.kind})));
+      }
+    }
+  }
+  return found;
+}
+
+// Only the target model's layers move. What prefill computed beyond them would be lost without a word; what
+// decode holds beyond them (a draft model) starts empty, which costs speed and not correctness.
 void check_extra_entries(const PeerPair& pair, RuleReport& report) {
-  if (pair.decode.topology.pp != 1) {
-    return;  // the other decode stages may hold the entry
-  }
-  const auto prefill = first_entries(pair.prefill);
-  const auto decode = first_entries(pair.decode);
-  FirstOf only_prefill;
-  FirstOf only_decode;
-  for (const auto& [key, entry] : prefill) {
-    if (!owns_kv(pair.prefill.geometry, key.first) && !decode.contains(key)) {
-      only_prefill.add(fmt::format("entry {} ({})", entry.index, entry_name(key)));
+  for (const Descriptor* side : {&pair.prefill, &pair.decode}) {
+    for (const bool inside : {true, false}) {
+      const FirstOf found = extra_entries(*side, inside);
+      if (found.count == 0) {
+        continue;
+      }
+      const bool harmless = side == &pair.decode && !inside;
+      RuleReport::Finding finding{
+          .field = "ranks.buffers",
+          .prefill = entry_count(pair.prefill),
+          .decode = entry_count(pair.decode),
+          .message = fmt::format("{} {} lies outside the {} layers of the model{}{}", side_name(pair, *side),
+                                 found.text, side->geometry.hidden_layers,
+                                 harmless ? " and stays unfilled" : "", found.more()),
+          .fix = "attach the target model's layers only, or use the same draft settings on both sides"};
+      if (harmless) {
+        report.warning(std::move(finding));
+      } else {
+        report.error(std::move(finding));
+      }
     }
-  }
-  for (const auto& [key, entry] : decode) {
-    if (!owns_kv(pair.decode.geometry, key.first) && pair.prefill.topology.pp == 1 &&
-        !prefill.contains(key)) {
-      only_decode.add(fmt::format("entry {} ({})", entry.index, entry_name(key)));
-    }
-  }
-  constexpr std::string_view kFix = "use the same speculative and window settings on both sides";
-  if (only_prefill.count > 0) {
-    report.error({.field = "ranks.buffers",
-                  .prefill = entry_count(pair.prefill),
-                  .decode = entry_count(pair.decode),
-                  .message = fmt::format("prefill {} has no counterpart at decode{}", only_prefill.text,
-                                         only_prefill.more()),
-                  .fix = std::string(kFix)});
-  }
-  if (only_decode.count > 0) {
-    report.warning({.field = "ranks.buffers",
-                    .prefill = entry_count(pair.prefill),
-                    .decode = entry_count(pair.decode),
-                    .message = fmt::format("decode {} has no counterpart at prefill and stays unfilled{}",
-                                           only_decode.text, only_decode.more()),
-                    .fix = std::string(kFix)});
   }
 }
 
@@ -197,7 +203,7 @@ std::string row_problem(const Descriptor& side, const BufferDescription& buffer)
                        side.page_size, heads_per_rank(side));
   }
   const std::uint64_t needed = side.geometry.head_bytes(buffer.kind);
-  if (owns_kv(side.geometry, buffer.layer) && bytes < needed) {
+  if (owns_kv(side.geometry, buffer.layer) && bytes != needed) {
     return fmt::format("item_len {} gives one head of one token {} bytes, but the model needs {}",
                        buffer.item_len, bytes, needed);
   }
@@ -323,19 +329,30 @@ void check_state_tp(const PeerPair& pair, RuleReport& report) {
   }
 }
 
-// The last word: mapping ranks takes validate_pair() for granted, so whatever the rules above did not name
-// must be refused here and never reach it.
-void check_rank_map(const PeerPair& pair, RuleReport& report) {
+// The last word: what no rule above named is still refused here, before a transfer is planned on it.
+void check_layout(const PeerPair& pair, RuleReport& report) {
   if (report.refused()) {
     return;
   }
-  const auto valid = validate_pair(pair.prefill.geometry, pair.prefill.topology, pair.decode.topology);
-  if (!valid) {
+  const auto complain = [&](const Error& error) {
     report.error({.field = "topology",
                   .prefill = to_string(pair.prefill.topology),
                   .decode = to_string(pair.decode.topology),
-                  .message = fmt::format("ranks cannot be mapped: {}", valid.error().message),
-                  .fix = "correct the parallel sizes that the message names"});
+                  .message = fmt::format("no transfer can be planned: {}", error.message),
+                  .fix = "correct what the message names"});
+  };
+  std::vector<RankShape> decode;
+  for (const RankDescription& rank : pair.decode.ranks) {
+    decode.push_back(rank_shape(pair.decode, rank));
+  }
+  for (const RankDescription& rank : pair.prefill.ranks) {
+    const RankShape source = rank_shape(pair.prefill, rank);
+    for (const RankShape& destination : decode) {
+      if (const auto layout = pair_layout(pair.prefill.geometry, source, destination); !layout) {
+        complain(layout.error());
+        return;
+      }
+    }
   }
 }
 
@@ -343,7 +360,7 @@ constexpr Rule kRules[] = {
     {"entries", check_entries},       {"extra_entries", check_extra_entries},
     {"item_len", check_item_len},     {"row_bytes", check_row_bytes},
     {"aux_schema", check_aux_schema}, {"state_components", check_state_components},
-    {"state_tp", check_state_tp},     {"rank_map", check_rank_map},
+    {"state_tp", check_state_tp},     {"layout", check_layout},
 };
 
 }  // namespace

@@ -168,13 +168,25 @@ void check_dcp_ranks(const PeerPair& pair, RuleReport& report) {
 void check_dcp_interleave(const PeerPair& pair, RuleReport& report) {
   const Topology& prefill = pair.prefill.topology;
   const Topology& decode = pair.decode.topology;
-  if (prefill.dcp == decode.dcp && prefill.dcp > 1 && prefill.dcp_interleave != decode.dcp_interleave) {
+  const auto complain = [&](std::string message, std::string_view fix) {
     report.error({.field = "topology.dcp_interleave",
                   .prefill = fmt::format("{}", prefill.dcp_interleave),
                   .decode = fmt::format("{}", decode.dcp_interleave),
-                  .message = fmt::format("DCP interleave differs: prefill {}, decode {}",
-                                         prefill.dcp_interleave, decode.dcp_interleave),
-                  .fix = "set the same DCP interleave on both sides"});
+                  .message = std::move(message),
+                  .fix = std::string(fix)});
+  };
+  if (prefill.dcp == decode.dcp && prefill.dcp > 1 && prefill.dcp_interleave != decode.dcp_interleave) {
+    complain(fmt::format("DCP interleave differs: prefill {}, decode {}", prefill.dcp_interleave,
+                         decode.dcp_interleave),
+             "set the same DCP interleave on both sides");
+  }
+  for (const Descriptor* side : {&pair.prefill, &pair.decode}) {
+    const Topology& topology = side->topology;
+    if (topology.dcp > 1 && side->page_size % topology.dcp_interleave != 0) {
+      complain(fmt::format("{} page size {} is not a multiple of its DCP interleave {}",
+                           side_name(pair, *side), side->page_size, topology.dcp_interleave),
+               "choose a DCP interleave that divides the page size");
+    }
   }
 }
 
