@@ -76,7 +76,7 @@ World random_world(Rng& rng) {
     world.prefill.dcp = 1;
   }
   world.prefill.cp = rng.chance(1, 12) ? 2 : 1;
-  world.prefill_page = rng.between32(1, 4);
+  world.prefill_page = rng.between32(1, 8);
   world.decode_page = rng.chance(4, 5) ? world.prefill_page : rng.between32(1, 4);
   if (rng.chance(1, 30)) {  // one field far out of range
     std::uint32_t Topology::*const fields[] = {&Topology::tp, &Topology::pp,  &Topology::dp,
@@ -116,7 +116,7 @@ Request random_request(Rng& rng, const World& world) {
   request.room = rng.between(1, kRoomMax);
   request.prefix = rng.chance(1, 3) ? dst_page * rng.between(1, 2) : 0;
   request.dst_first = rng.chance(1, 2) ? request.prefix : rng.below(request.prefix / dst_page + 1) * dst_page;
-  request.tokens = request.prefix + (rng.chance(1, 20) ? 0 : rng.between(1, 24));
+  request.tokens = request.prefix + (rng.chance(1, 20) ? 0 : rng.between(1, 48));
   for (std::uint64_t at = request.prefix; at < request.tokens;) {
     at = rng.chance(1, 5) ? at + rng.between(1, 8) : (at / src_page + rng.between(1, 6)) * src_page;
     request.cuts.push_back(std::min(at, request.tokens));
@@ -321,7 +321,7 @@ class Transfer {
       }
       tally_.runs += plan->runs.size();
       tally_.strided += std::any_of(plan->runs.begin(), plan->runs.end(),
-                                    [](const RowRun& run) { return run.src_step != run.rows; });
+                                    [](const RowRun& run) { return run.src_step != run.dst_step; });
       if (rng_.chance(1, 6) && !source.shape.buffers.empty() && !dst_.buffers.empty()) {
         ++tally_.spoiled;
         if (!spoiled_chunk_agrees(rng_, layout, source.shape, dst_, chunk)) {
