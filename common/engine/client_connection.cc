@@ -133,8 +133,8 @@ Result<void> ClientConnection::write_all(std::string_view frame, std::span<const
     }
     if (sent == 0) {
       // Nothing has left, as with a bad descriptor: the connection is as good as before.
-      return fail(Code::kInvalid, "send a request with {} descriptors: {}", fds.size(),
-                  std::strerror(number));
+      return fail(Code::kInvalid, "{}",
+                  errno_error(fmt::format("pass {} descriptors to the daemon", fds.size()), number).message);
     }
     return broken(errno_error("write to the daemon", number).message);
   }

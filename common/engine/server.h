@@ -34,7 +34,7 @@ struct EngineChunk {
   std::uint64_t token_count = 0;
   bool last = false;
   int aux_slot = -1;
-  UniqueFd ready;  // invalid: ready now
+  UniqueFd ready;              // invalid: ready now
 };
 
 struct EngineExpectation {
@@ -87,6 +87,8 @@ struct EngineServerOptions {
   std::uint32_t event_queue_max = 65536;  // an engine that does not read is cut off above this
 };
 
+/// Every call on the io_context's thread; the handler outlives the server. send_event() and stop() may be
+/// called from inside the handler, and call nobody back themselves.
 class EngineServer {
  public:
   EngineServer(boost::asio::io_context& io, EngineServerOptions options, EngineHandler& handler);

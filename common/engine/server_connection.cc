@@ -22,6 +22,10 @@ constexpr std::size_t kReadBytes = 64 * 1024;
 constexpr int kReadsPerTurn = 16;
 constexpr std::size_t kFramesPerWrite = 64;
 
+Error surplus_error(std::size_t count) {
+  return Error{Code::kProtocol, fmt::format("{} descriptors came that no frame claims", count)};
+}
+
 wire::Event to_wire(const EngineEvent& event) {
   const bool has_code = event.type == EngineEventType::kFailed || event.type == EngineEventType::kAborted;
   return wire::Event{static_cast<std::uint32_t>(event.type),
@@ -115,8 +119,7 @@ void EngineConnection::handle_frames() {
     handle_frame(**frame);
   }
   if (alive() && frames_.empty() && !fds_.empty()) {
-    break_off(0,
-              Error{Code::kProtocol, fmt::format("{} descriptors came that no frame claims", fds_.size())});
+    break_off(0, surplus_error(fds_.size()));
   }
 }
 
@@ -129,6 +132,10 @@ void EngineConnection::handle_frame(std::span<const std::byte> body) {
   auto fds = take_fds(envelope->fds);
   if (!fds) {
     break_off(envelope->seq, fds.error());
+    return;
+  }
+  if (frames_.empty() && !fds_.empty()) {
+    break_off(envelope->seq, surplus_error(fds_.size()));
     return;
   }
   malformed_ = false;
