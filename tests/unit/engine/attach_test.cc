@@ -7,8 +7,11 @@
 #include <array>
 #include <catch2/catch.hpp>
 #include <functional>
+#include <memory>
+#include <optional>
 #include <vector>
 
+#include "common/pool/pool.h"
 #include "tests/unit/engine/engine_fixture.h"
 
 using namespace kvferry;
@@ -70,6 +73,29 @@ TEST_CASE("two buffers on one descriptor arrive as one descriptor with the engin
   CHECK(theirs.base[12345] == 77);
   theirs.base[SmallPool::kBufferBytes - 1] = 78;
   CHECK(ours.base[SmallPool::kBufferBytes - 1] == 78);
+}
+
+TEST_CASE("what the engine wrote is what the daemon's Pool reads, also after the engine's death") {
+  const TempFolder folder;
+  RecordingHandler handler;
+  std::shared_ptr<Pool> mapped;
+  handler.attach_hook = [&](EngineId, const EngineAttach&) -> Result<void> {
+    KVF_TRY(mapped, Pool::map(handler.last_attach.layout, std::move(handler.last_attach.fds)));
+    return {};
+  };
+  RunningServer server(handler, options_in(folder));
+  std::optional<SmallPool> pool(std::in_place);
+  {
+    const Engine engine = attach(options_in(folder).path, pool->pool);
+    const Mapped ours(pool->fd.get(), SmallPool::kBufferBytes + 8);
+    ours.base[100] = 42;
+    ours.base[SmallPool::kBufferBytes] = 43;
+  }
+  REQUIRE(handler.wait_for("gone 1"));
+  pool.reset();
+  REQUIRE(mapped);
+  CHECK(mapped->buffer(0)[100] == std::byte{42});
+  CHECK(mapped->aux_row(0, 0)[0] == std::byte{43});
 }
 
 TEST_CASE(
