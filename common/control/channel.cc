@@ -11,7 +11,8 @@
 #include <deque>
 
 #include "common/base/check.h"
-#include "common/http/dial.h"
+#include "common/http/call.h"
+#include "common/http/channel_stream.h"
 #include "common/http/message.h"
 #include "common/http/upgrade.h"
 
@@ -25,7 +26,7 @@ using boost::system::error_code;
 namespace {
 
 // No compression: control messages are small, and bytes that a peer can make expand are a risk.
-using WebSocket = websocket::stream<Stream, false>;
+using WebSocket = websocket::stream<ChannelStream, false>;
 
 // What one queued message costs beside its bytes, so that empty ones are bounded too.
 constexpr std::uint64_t kQueuedMessageOverhead = 64;
@@ -54,7 +55,7 @@ class ChannelCore : public std::enable_shared_from_this<ChannelCore> {
       : limits_(limits),
         slot_(std::move(slot)),
         remote_(remote_of(stream)),
-        ws_(std::move(stream)),
+        ws_(ChannelStream(std::move(stream))),
         timer_(ws_.get_executor()) {
     set_no_delay(ws_.next_layer());
     ws_.binary(true);
@@ -339,67 +340,18 @@ Code code_of_refusal(unsigned status) {
   }
 }
 
-class ConnectOperation : public PendingOperation, public std::enable_shared_from_this<ConnectOperation> {
+class ConnectCall final : public Call<std::shared_ptr<Channel>> {
  public:
-  using Done = std::function<void(Result<std::shared_ptr<Channel>>)>;
-  using Headers = std::vector<std::pair<std::string, std::string>>;
-
-  ConnectOperation(asio::io_context& io, HostPort to, std::string target, Headers headers,
-                   std::chrono::milliseconds timeout, Done done, const ChannelLimits& limits)
-      : io_(io),
-        to_(std::move(to)),
+  ConnectCall(asio::io_context& io, const HostPort& to, std::string target, HttpHeaders headers,
+              std::chrono::milliseconds timeout, Done done, const ChannelLimits& limits)
+      : Call(io, to, fmt::format("channel to {}{}", to.to_string(), target), std::move(done)),
         target_(std::move(target)),
         headers_(std::move(headers)),
         timeout_(timeout),
-        done_(std::move(done)),
-        limits_(limits),
-        timer_(io) {}
-
-  void start() {
-    if (auto sendable = check(); !sendable) {
-      finish_later(std::move(sendable).error());
-      return;
-    }
-    timer_.expires_after(timeout_);
-    timer_.async_wait([self = shared_from_this()](error_code cancelled) {
-      if (!cancelled) {
-        self->finish(fail(Code::kDeadline, "no channel to {}{} within {} ms", self->to_.to_string(),
-                          self->target_, self->timeout_.count()));
-      }
-    });
-    dial_ = Dial::start(io_, to_, [self = shared_from_this()](Result<Stream> stream) {
-      if (stream) {
-        self->handshake(*std::move(stream));
-      } else {
-        self->finish(fail(std::move(stream).error()));
-      }
-    });
-  }
-
-  void give_up(bool report) override {
-    if (!report) {
-      finish_silently();
-    } else if (done_) {
-      finish_later(Error{Code::kAborted, fmt::format("channel to {} cancelled", to_.to_string())});
-    }
-  }
+        limits_(limits) {}
 
  private:
-  Result<void> check() const {
-    if (!is_header_value(target_) || !target_.starts_with('/') ||
-        target_.find_first_of(" \t#") != std::string::npos) {
-      return fail(Code::kInvalid, "target '{}' cannot be sent; percent-encode it, with a leading '/'",
-                  target_);
-    }
-    for (const auto& [name, value] : headers_) {
-      if (!is_header_name(name) || !is_header_value(value)) {
-        return fail(Code::kInvalid, "HTTP header '{}' cannot be sent", name);
-      }
-    }
-    return {};
-  }
-
-  void handshake(Stream stream) {
+  void on_connected(Stream stream) override {
     core_ = std::make_shared<ChannelCore>(std::move(stream), limits_, nullptr);
     core_->set_handshake_timeout(timeout_);
     core_->socket().set_option(
@@ -408,85 +360,63 @@ class ConnectOperation : public PendingOperation, public std::enable_shared_from
             request.set(name, value);
           }
         }));
-    HostPort host = to_;  // a zone is meaningful on this host only and must not travel
-    host.host = host.host.substr(0, host.host.find('%'));
     core_->socket().async_handshake(
-        answer_, host.to_string(), target_,
-        [self = shared_from_this()](error_code failed) { self->on_handshake(failed); });
+        answer_, host_header(to()), target_,
+        [this, self = shared_from_this()](error_code failed) { on_handshake(failed); });
   }
 
   void on_handshake(error_code failed) {
-    if (!done_) {
+    if (finished()) {
       return;
     }
     if (!failed) {
       core_->set_handshake_timeout(limits_.close_timeout);
       finish(std::make_shared<Channel>(std::move(core_)));
     } else if (failed == websocket::error::upgrade_declined) {
-      finish(fail(code_of_refusal(answer_.result_int()), "{}{} answers {}: {}", to_.to_string(), target_,
+      finish(fail(code_of_refusal(answer_.result_int()), "{}: answered with {}: {}", what(),
                   answer_.result_int(), answer_.body().substr(0, kRefusalTextMax)));
-    } else if (is_protocol_error(failed) ||
-               failed.category() == beast::http::make_error_code(beast::http::error::bad_method).category()) {
-      const bool ended =
-          failed == beast::http::error::end_of_stream || failed == beast::http::error::partial_message;
-      finish(fail(ended ? Code::kUnavailable : Code::kProtocol, "{}{} does not speak WebSocket: {}",
-                  to_.to_string(), target_, failed.message()));
+    } else if (is_handshake_nonsense(failed)) {
+      finish(fail(Code::kProtocol, "{}: the answer is not a WebSocket: {}", what(), failed.message()));
     } else {
-      finish(fail(Code::kUnavailable, "lost {} while the channel was being opened: {}", to_.to_string(),
-                  failed.message()));
+      finish(fail(Code::kUnavailable, "{}: lost while it was being opened: {}", what(), failed.message()));
     }
   }
 
-  void finish_later(Error error) {
-    asio::post(io_, [self = shared_from_this(), error = std::move(error)]() mutable {
-      self->finish(fail(std::move(error)));
-    });
+  static bool is_handshake_nonsense(error_code failed) {
+    namespace http = beast::http;
+    const bool ended = failed == http::error::end_of_stream || failed == http::error::partial_message;
+    return is_protocol_error(failed) ||
+           (failed.category() == http::make_error_code(http::error::bad_method).category() && !ended);
   }
 
-  void finish(Result<std::shared_ptr<Channel>> result) {
-    if (const auto done = finish_silently()) {
-      done(std::move(result));
-    }
-  }
-
-  Done finish_silently() {
-    auto done = std::exchange(done_, nullptr);
-    timer_.cancel();
-    if (const auto dial = dial_.lock()) {
-      dial->cancel();
-    }
+  void release() override {
     if (core_) {
       core_->abandon();
       core_.reset();
     }
-    return done;
   }
 
-  asio::io_context& io_;
-  HostPort to_;
   std::string target_;
-  Headers headers_;
+  HttpHeaders headers_;
   std::chrono::milliseconds timeout_;
-  Done done_;
   ChannelLimits limits_;
-  asio::steady_timer timer_;
-  std::weak_ptr<Dial> dial_;
   std::shared_ptr<ChannelCore> core_;
   websocket::response_type answer_;
 };
 
 }  // namespace
 
-std::shared_ptr<Pending> connect_channel(asio::io_context& io, HostPort to, std::string target,
+std::shared_ptr<Pending> connect_channel(asio::io_context& io, const HostPort& to, std::string target,
                                          std::vector<std::pair<std::string, std::string>> headers,
                                          std::chrono::milliseconds timeout,
                                          std::function<void(Result<std::shared_ptr<Channel>>)> done,
                                          ChannelLimits limits) {
   KVF_CHECK(done != nullptr);
-  const auto operation = std::make_shared<ConnectOperation>(
-      io, std::move(to), std::move(target), std::move(headers), timeout, std::move(done), limits);
-  operation->start();
-  return std::make_shared<Pending>(operation);
+  auto sendable = check_sendable("GET", target, headers);
+  const auto call = std::make_shared<ConnectCall>(io, to, std::move(target), std::move(headers), timeout,
+                                                  std::move(done), limits);
+  call->start(timeout, std::move(sendable));
+  return std::make_shared<Pending>(call);
 }
 
 }  // namespace kvferry

@@ -71,7 +71,7 @@ class Channel {
 /// (the returned handle), and for an answer that is not an upgrade the kind that its status stands for (401
 /// and 403 kUnauthorized, 404 kNotFound, 409 kConflict, 422 kMismatch, 429 kExhausted, 503 kUnavailable, else
 /// kProtocol), with its body in the message.
-std::shared_ptr<Pending> connect_channel(boost::asio::io_context& io, HostPort to, std::string target,
+std::shared_ptr<Pending> connect_channel(boost::asio::io_context& io, const HostPort& to, std::string target,
                                          std::vector<std::pair<std::string, std::string>> headers,
                                          std::chrono::milliseconds timeout,
                                          std::function<void(Result<std::shared_ptr<Channel>>)> done,

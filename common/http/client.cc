@@ -2,8 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <boost/asio/post.hpp>
-#include <boost/asio/steady_timer.hpp>
 #include <boost/asio/write.hpp>
 #include <boost/beast/core/flat_buffer.hpp>
 #include <boost/beast/http/error.hpp>
@@ -13,7 +11,7 @@
 #include <optional>
 
 #include "common/base/check.h"
-#include "common/http/dial.h"
+#include "common/http/call.h"
 
 namespace kvferry {
 
@@ -27,32 +25,9 @@ namespace {
 constexpr std::uint32_t kAnswerHeaderBytesMax = 64 << 10;
 constexpr int kInterimAnswersMax = 8;  // 1xx answers before the real one
 
-Result<void> check_sendable(const HttpFetch& fetch) {
-  if (!is_header_name(fetch.method)) {
-    return fail(Code::kInvalid, "HTTP method '{}' cannot be sent", fetch.method);
-  }
-  if (!is_header_value(fetch.target) || !fetch.target.starts_with('/') ||
-      fetch.target.find_first_of(" \t#") != std::string::npos) {
-    return fail(Code::kInvalid, "HTTP target '{}' cannot be sent; percent-encode it, with a leading '/'",
-                fetch.target);
-  }
-  if (!is_header_value(fetch.content_type)) {
-    return fail(Code::kInvalid, "content type cannot be sent");
-  }
-  for (const auto& [name, value] : fetch.headers) {
-    if (!is_header_name(name) || !is_header_value(value)) {
-      return fail(Code::kInvalid, "HTTP header '{}' cannot be sent", name);
-    }
-  }
-  return {};
-}
-
 std::string bytes_of(const HttpFetch& fetch) {
-  // A zone is meaningful on this host only and must not travel.
-  HostPort host = fetch.to;
-  host.host = host.host.substr(0, host.host.find('%'));
   std::string out = fmt::format("{} {} HTTP/1.1\r\nHost: {}\r\nUser-Agent: kvferry\r\nConnection: close\r\n",
-                                fetch.method, fetch.target, host.to_string());
+                                fetch.method, fetch.target, host_header(fetch.to));
   for (const auto& [name, value] : fetch.headers) {
     out += fmt::format("{}: {}\r\n", name, value);
   }
@@ -65,50 +40,21 @@ std::string bytes_of(const HttpFetch& fetch) {
   return out + "\r\n" + fetch.body;
 }
 
-class FetchOperation : public PendingOperation, public std::enable_shared_from_this<FetchOperation> {
+class FetchCall final : public Call<HttpResponse> {
  public:
-  FetchOperation(asio::io_context& io, HttpFetch fetch, std::function<void(Result<HttpResponse>)> done)
-      : io_(io), fetch_(std::move(fetch)), done_(std::move(done)), timer_(io), stream_(io) {}
-
-  void start() {
-    if (auto sendable = check_sendable(fetch_); !sendable) {
-      finish_later(std::move(sendable).error());
-      return;
-    }
-    timer_.expires_after(fetch_.timeout);
-    timer_.async_wait([self = shared_from_this()](error_code cancelled) {
-      if (!cancelled) {
-        self->finish(fail(Code::kDeadline, "{} {}{}: no complete answer within {} ms", self->fetch_.method,
-                          self->fetch_.to.to_string(), self->fetch_.target, self->fetch_.timeout.count()));
-      }
-    });
-    dial_ = Dial::start(io_, fetch_.to, [self = shared_from_this()](Result<Stream> stream) {
-      self->on_connected(std::move(stream));
-    });
-  }
-
-  void give_up(bool report) override {
-    if (!report) {
-      finish_silently();
-    } else if (done_) {
-      finish_later(Error{Code::kAborted, fmt::format("request to {} cancelled", fetch_.to.to_string())});
-    }
-  }
+  FetchCall(asio::io_context& io, HttpFetch fetch, Done done)
+      : Call(io, fetch.to, fmt::format("{} {}{}", fetch.method, fetch.to.to_string(), fetch.target),
+             std::move(done)),
+        fetch_(std::move(fetch)),
+        stream_(io) {}
 
  private:
-  void on_connected(Result<Stream> stream) {
-    if (!done_) {
-      return;
-    }
-    if (!stream) {
-      finish(fail(std::move(stream).error()));
-      return;
-    }
-    stream_ = *std::move(stream);
+  void on_connected(Stream stream) override {
+    stream_ = std::move(stream);
     out_ = bytes_of(fetch_);
     // A failed write is not the end: the server may have refused early, and its answer says why.
     asio::async_write(stream_, asio::buffer(out_),
-                      [self = shared_from_this()](error_code, std::size_t) { self->out_ = {}; });
+                      [this, self = shared_from_this()](error_code, std::size_t) { out_ = {}; });
     read_answer();
   }
 
@@ -117,13 +63,13 @@ class FetchOperation : public PendingOperation, public std::enable_shared_from_t
     parser_->header_limit(kAnswerHeaderBytesMax);
     parser_->body_limit(fetch_.body_bytes_max);
     parser_->skip(fetch_.method == "HEAD");
-    http::async_read(stream_, buffer_, *parser_, [self = shared_from_this()](error_code failed, std::size_t) {
-      self->on_answer(failed);
-    });
+    http::async_read(
+        stream_, buffer_, *parser_,
+        [this, self = shared_from_this()](error_code failed, std::size_t) { on_answer(failed); });
   }
 
   void on_answer(error_code failed) {
-    if (!done_) {
+    if (finished()) {
       return;
     }
     if (failed) {
@@ -133,7 +79,7 @@ class FetchOperation : public PendingOperation, public std::enable_shared_from_t
     auto& message = parser_->get();
     if (message.result_int() < 200 && message.result_int() != 101) {
       if (++interim_answers_ > kInterimAnswersMax) {
-        finish(fail(Code::kProtocol, "{} sends no final answer, only 1xx", fetch_.to.to_string()));
+        finish(fail(Code::kProtocol, "{} sends no final answer, only 1xx", to().to_string()));
         return;
       }
       read_answer();
@@ -158,46 +104,22 @@ class FetchOperation : public PendingOperation, public std::enable_shared_from_t
   }
 
   Error answer_error(error_code failed) const {
-    const std::string to = fetch_.to.to_string();
+    const std::string peer = to().to_string();
     if (failed == http::error::body_limit) {
       return {Code::kProtocol,
-              fmt::format("the answer of {} is larger than {} bytes", to, fetch_.body_bytes_max)};
+              fmt::format("the answer of {} is larger than {} bytes", peer, fetch_.body_bytes_max)};
     }
     if (failed == http::error::end_of_stream || failed == http::error::partial_message ||
         failed.category() != http::make_error_code(http::error::bad_method).category()) {
       return {Code::kUnavailable, fmt::format("{} closed the connection before its answer was complete: {}",
-                                              to, failed.message())};
+                                              peer, failed.message())};
     }
-    return {Code::kProtocol, fmt::format("{} does not answer with HTTP: {}", to, failed.message())};
+    return {Code::kProtocol, fmt::format("{} does not answer with HTTP: {}", peer, failed.message())};
   }
 
-  void finish_later(Error error) {
-    asio::post(io_, [self = shared_from_this(), error = std::move(error)]() mutable {
-      self->finish(fail(std::move(error)));
-    });
-  }
+  void release() override { close_stream(stream_); }
 
-  void finish(Result<HttpResponse> result) {
-    if (const auto done = finish_silently()) {
-      done(std::move(result));
-    }
-  }
-
-  std::function<void(Result<HttpResponse>)> finish_silently() {
-    auto done = std::exchange(done_, nullptr);
-    timer_.cancel();
-    if (const auto dial = dial_.lock()) {
-      dial->cancel();
-    }
-    close_stream(stream_);
-    return done;
-  }
-
-  asio::io_context& io_;
   HttpFetch fetch_;
-  std::function<void(Result<HttpResponse>)> done_;
-  asio::steady_timer timer_;
-  std::weak_ptr<Dial> dial_;
   Stream stream_;
   std::string out_;
   beast::flat_buffer buffer_{kAnswerHeaderBytesMax + (128 << 10)};
@@ -210,9 +132,14 @@ class FetchOperation : public PendingOperation, public std::enable_shared_from_t
 std::shared_ptr<Pending> http_fetch(asio::io_context& io, HttpFetch fetch,
                                     std::function<void(Result<HttpResponse>)> done) {
   KVF_CHECK(done != nullptr);
-  const auto operation = std::make_shared<FetchOperation>(io, std::move(fetch), std::move(done));
-  operation->start();
-  return std::make_shared<Pending>(operation);
+  auto sendable = check_sendable(fetch.method, fetch.target, fetch.headers);
+  if (sendable && !is_header_value(fetch.content_type)) {
+    sendable = fail(Code::kInvalid, "content type cannot be sent");
+  }
+  const auto timeout = fetch.timeout;
+  const auto call = std::make_shared<FetchCall>(io, std::move(fetch), std::move(done));
+  call->start(timeout, std::move(sendable));
+  return std::make_shared<Pending>(call);
 }
 
 }  // namespace kvferry

@@ -30,4 +30,26 @@ bool is_header_name(const std::string& text) {
   });
 }
 
+Result<void> check_sendable(const std::string& method, const std::string& target,
+                            const HttpHeaders& headers) {
+  if (!is_header_name(method)) {
+    return fail(Code::kInvalid, "HTTP method '{}' cannot be sent", method);
+  }
+  if (!is_header_value(target) || !target.starts_with('/') ||
+      target.find_first_of(" \t#") != std::string::npos) {
+    return fail(Code::kInvalid, "HTTP target '{}' cannot be sent; percent-encode it, with a leading '/'",
+                target);
+  }
+  for (const auto& [name, value] : headers) {
+    if (!is_header_name(name) || !is_header_value(value)) {
+      return fail(Code::kInvalid, "HTTP header '{}' cannot be sent", name);
+    }
+  }
+  return {};
+}
+
+std::string host_header(const HostPort& to) {
+  return HostPort{.host = to.host.substr(0, to.host.find('%')), .port = to.port}.to_string();
+}
+
 }  // namespace kvferry

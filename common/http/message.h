@@ -7,6 +7,9 @@
 #include <utility>
 #include <vector>
 
+#include "common/base/host_port.h"
+#include "common/base/result.h"
+
 namespace kvferry {
 
 struct HttpRequest {
@@ -35,5 +38,13 @@ HttpResponse http_error(int status, const std::string& message);
 bool is_header_value(const std::string& text);
 /// True when `text` is a header name or method (RFC 9110 token).
 bool is_header_name(const std::string& text);
+
+using HttpHeaders = std::vector<std::pair<std::string, std::string>>;
+
+/// kInvalid when one of them could not be sent as it is (line ends, blanks, a target that is not a path).
+Result<void> check_sendable(const std::string& method, const std::string& target, const HttpHeaders& headers);
+
+/// The value of a Host header. A zone is meaningful on this host only and does not travel.
+std::string host_header(const HostPort& to);
 
 }  // namespace kvferry
