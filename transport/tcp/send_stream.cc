@@ -1,0 +1,191 @@
+#include "transport/tcp/send_stream.h"
+
+#include <sys/socket.h>
+#include <sys/uio.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <span>
+#include <utility>
+
+#include "transport/tcp/event_loop.h"
+#include "transport/tcp/socket.h"
+
+namespace kvferry {
+namespace {
+
+// One turn of one stream; others wait meanwhile.
+constexpr std::uint64_t kTurnBytes = 4 << 20;
+constexpr std::size_t kPartsMax = 1024;  // the system's limit for one call (UIO_MAXIOV)
+
+Error lost(const char* what, int error_number) {
+  Error error = errno_error(what, error_number);
+  error.code = Code::kPeerLost;
+  return error;
+}
+
+}  // namespace
+
+SendStream::SendStream(UniqueFd fd, const TcpHello& hello)
+    : fd_(std::move(fd)), hello_(encode_hello(hello)) {}
+
+bool SendStream::wants_write(const SendQueue& queue) const {
+  if (state_ != State::kUp) {
+    return hello_sent_ < hello_.size();
+  }
+  return has_frame_ || !drains_.empty() || !queue.empty();
+}
+
+Result<void> SendStream::on_writable(SendQueue& queue, Outcome& outcome) {
+  if (state_ == State::kConnecting) {
+    state_ = State::kGreeting;
+  }
+  if (state_ == State::kGreeting) {
+    return write_hello();
+  }
+  std::uint64_t turn = 0;
+  while (turn < kTurnBytes) {
+    if (!has_frame_ && !next_frame(queue)) {
+      return {};
+    }
+    KVF_TRY(const bool finished, write_frame());
+    if (!finished) {
+      return {};
+    }
+    has_frame_ = false;
+    turn += kBlockHeaderBytes;
+    if (!frame_is_drain_) {
+      turn += taken_.block.header.payload_bytes;
+      for (fabric_event::ChunkDone& done : queue.sent(taken_, steady_now())) {
+        outcome.done.push_back(done);
+      }
+    }
+  }
+  return {};
+}
+
+Result<void> SendStream::write_hello() {
+  while (hello_sent_ < hello_.size()) {
+    const ssize_t sent =
+        ::send(fd_.get(), hello_.data() + hello_sent_, hello_.size() - hello_sent_, MSG_NOSIGNAL);
+    if (sent < 0 && errno == EINTR) {
+      continue;
+    }
+    if (sent < 0) {
+      if (errno == EAGAIN || errno == EWOULDBLOCK) {
+        return {};
+      }
+      return fail(lost("send the hello", errno));
+    }
+    hello_sent_ += static_cast<std::size_t>(sent);
+  }
+  return {};
+}
+
+/// Drain requests go first: the blocks that they follow have been written, or were never taken.
+bool SendStream::next_frame(SendQueue& queue) {
+  frame_is_drain_ = !drains_.empty();
+  if (frame_is_drain_) {
+    encode_block(make_drain(drains_.front()), frame_);
+    drains_.pop_front();
+    taken_.block.spans.clear();
+  } else if (queue.take(taken_, steady_now())) {
+    encode_block(taken_.block.header, frame_);
+  } else {
+    return false;
+  }
+  has_frame_ = true;
+  frame_sent_ = 0;
+  span_ = 0;
+  span_sent_ = 0;
+  return true;
+}
+
+/// True when the whole frame is in the socket.
+Result<bool> SendStream::write_frame() {
+  std::array<iovec, kPartsMax> parts;
+  const auto& spans = taken_.block.spans;
+  while (true) {
+    std::size_t count = 0;
+    if (frame_sent_ < frame_.size()) {
+      parts[count++] = iovec{frame_.data() + frame_sent_, frame_.size() - frame_sent_};
+    }
+    std::size_t skip = span_sent_;
+    for (std::size_t i = span_; i < spans.size() && count < kPartsMax; ++i) {
+      parts[count++] = iovec{const_cast<std::byte*>(spans[i].data()) + skip, spans[i].size() - skip};
+      skip = 0;
+    }
+    if (count == 0) {
+      return true;
+    }
+    msghdr message = {};
+    message.msg_iov = parts.data();
+    message.msg_iovlen = count;
+    const ssize_t sent = ::sendmsg(fd_.get(), &message, MSG_NOSIGNAL);
+    if (sent < 0) {
+      if (errno == EINTR) {
+        continue;
+      }
+      if (errno == EAGAIN || errno == EWOULDBLOCK) {
+        return false;
+      }
+      return fail(lost("send", errno));
+    }
+    auto left = static_cast<std::size_t>(sent);
+    const std::size_t of_header = std::min(left, frame_.size() - frame_sent_);
+    frame_sent_ += of_header;
+    left -= of_header;
+    while (left > 0) {
+      const std::size_t of_span = std::min(left, spans[span_].size() - span_sent_);
+      span_sent_ += of_span;
+      left -= of_span;
+      if (span_sent_ == spans[span_].size()) {
+        ++span_;
+        span_sent_ = 0;
+      }
+    }
+  }
+}
+
+Result<void> SendStream::on_readable(Outcome& outcome) {
+  // Answers are few and small: a bounded number per turn is plenty.
+  for (int i = 0; i < 64; ++i) {
+    const std::size_t need = state_ == State::kUp ? kBlockHeaderBytes : kWelcomeBytes;
+    const ssize_t got = ::recv(fd_.get(), answer_.data() + answer_have_, need - answer_have_, 0);
+    if (got < 0 && errno == EINTR) {
+      continue;
+    }
+    if (got < 0) {
+      if (errno == EAGAIN || errno == EWOULDBLOCK) {
+        return {};
+      }
+      return fail(lost("receive", errno));
+    }
+    if (got == 0) {
+      return fail(Code::kPeerLost, "{}",
+                  state_ == State::kUp ? "the receiver closed the connection"
+                                       : "the receiver refused the connection: the token is not valid there");
+    }
+    answer_have_ += static_cast<std::size_t>(got);
+    if (answer_have_ < need) {
+      continue;
+    }
+    answer_have_ = 0;
+    if (state_ != State::kUp) {
+      KVF_TRY_VOID(decode_welcome(std::span(answer_).first<kWelcomeBytes>()));
+      if (hello_sent_ < hello_.size()) {
+        return fail(Code::kProtocol, "the receiver answered before it was greeted");
+      }
+      state_ = State::kUp;
+      continue;
+    }
+    KVF_TRY(const BlockHeader answer, decode_block(answer_));
+    if (answer.type != BlockType::kDrained) {
+      return fail(Code::kProtocol, "the receiver sent a block of type {}", static_cast<int>(answer.type));
+    }
+    outcome.drained.push_back(answer.key);
+  }
+  return {};
+}
+
+}  // namespace kvferry
