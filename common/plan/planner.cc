@@ -16,6 +16,8 @@ constexpr std::uint64_t kTokenMax = std::uint64_t{1} << 48;
 constexpr std::uint64_t kBytesMax = (std::uint64_t{1} << 63) - 1;
 constexpr std::uint64_t kRunMax = std::numeric_limits<std::uint32_t>::max();
 
+constexpr std::size_t kReservedRunsMax = 1u << 14;
+
 /// One side of the walk: its pages and the token at which the current page ends.
 class PageCursor {
  public:
@@ -29,25 +31,22 @@ class PageCursor {
   void seek(std::uint64_t token) {
     index_ = page_of(token);
     edge_ = first_token_ + (index_ + 1) * page_tokens_;
+    highest_ = pages_[index_];
   }
   std::uint64_t edge() const { return edge_; }
   /// Moves to the next page; false when it is not the physical neighbour.
   bool advance() {
-    ++index_;
+    const std::uint64_t before = pages_[index_];
+    const std::uint64_t now = pages_[++index_];
     edge_ += page_tokens_;
-    return pages_[index_] == std::uint64_t{pages_[index_ - 1]} + 1;
+    highest_ = std::max(highest_, now);
+    return now == before + 1;
   }
   /// base() + local row is the physical row on the current page. Wraps below zero on purpose: the sum does
   /// not.
   std::uint64_t base() const { return (std::uint64_t{pages_[index_]} - index_) * page_size_; }
-  /// Page changes between `first` and `last` that are not physical neighbours.
-  std::size_t breaks(std::size_t first, std::size_t last) const {
-    std::size_t count = 0;
-    for (std::size_t i = first + 1; i <= last; ++i) {
-      count += pages_[i] != std::uint64_t{pages_[i - 1]} + 1 ? 1 : 0;
-    }
-    return count;
-  }
+  /// The highest page that was current so far.
+  std::uint64_t highest() const { return highest_; }
 
  private:
   std::span<const std::uint32_t> pages_;
@@ -56,6 +55,7 @@ class PageCursor {
   std::uint64_t first_token_;
   std::size_t index_ = 0;
   std::uint64_t edge_ = 0;
+  std::uint64_t highest_ = 0;
 };
 
 struct RowSteps {
@@ -88,26 +88,63 @@ class PieceCursor {
     if (token_ >= end) {
       return;
     }
+    // Spans of one page repeat: one run of the same shape as the last, and nothing left over.
+    if (end - token_ == usual_.stretch && left_ == length_) {
+      const RowRun& shape = usual_.shape;
+      runs.push_back({bases.src + src_local_, bases.dst + dst_local_, dst_local_, shape.rows, shape.count,
+                      shape.src_step, shape.dst_step});
+      token_ += usual_.steps.period;
+      src_local_ += usual_.steps.src;
+      dst_local_ += usual_.steps.dst;
+      rows_ += usual_.rows;
+      return;
+    }
+    emit_any(end, bases, runs);
+  }
+
+  /// The same without the short cut.
+  // Out of line: rare, and it would crowd the loop over spans.
+  [[gnu::noinline]] void emit_any(std::uint64_t end, const Bases& bases, std::vector<RowRun>& runs) {
+    if (token_ >= end) {
+      return;
+    }
     if (left_ != length_ && !emit_rest(end, bases, runs)) {
       return;
     }
     if (length_ <= kRunMax && token_ + length_ <= end) {
-      emit_whole(pieces_before(end), bases, runs);
+      const std::uint64_t stretch = end - token_;
+      const std::size_t runs_before = runs.size();
+      emit_whole((stretch - length_) / steps_.period + 1, bases, runs);
+      if (token_ >= end && runs.size() == runs_before + 1) {
+        const RowRun& run = runs.back();
+        usual_ = {stretch,
+                  run,
+                  {run.count * steps_.period, run.count * steps_.src, run.count * steps_.dst},
+                  run.count * length_};
+      }
     }
     if (token_ < end) {
       emit_rest(end, bases, runs);
     }
   }
 
+  /// Rows emitted so far.
+  std::uint64_t rows() const { return rows_; }
+
  private:
-  // Page-sized spans repeat, so the division is paid once and not once per page.
-  std::uint64_t pieces_before(std::uint64_t end) {
-    const std::uint64_t stretch = end - token_ - length_;
-    if (stretch != known_stretch_) {
-      known_stretch_ = stretch;
-      known_pieces_ = stretch / steps_.period + 1;
-    }
-    return known_pieces_;
+  /// A stretch of tokens that is exactly one run, and how far that run carries the cursor.
+  struct Usual {
+    std::uint64_t stretch = 0;
+    RowRun shape;
+    RowSteps steps;
+    std::uint64_t rows = 0;
+  };
+
+  void advance(std::uint64_t pieces) {
+    token_ += pieces * steps_.period;
+    src_local_ += pieces * steps_.src;
+    dst_local_ += pieces * steps_.dst;
+    rows_ += pieces * length_;
   }
 
   void push(std::uint64_t rows, std::uint64_t count, std::uint64_t src_step, std::uint64_t dst_step,
@@ -122,9 +159,7 @@ class PieceCursor {
     while (pieces > 0) {
       const std::uint64_t count = steps_fit ? std::min(pieces, kRunMax) : 1;
       push(length_, count, count == 1 ? length_ : steps_.src, count == 1 ? length_ : steps_.dst, bases, runs);
-      token_ += count * steps_.period;
-      src_local_ += count * steps_.src;
-      dst_local_ += count * steps_.dst;
+      advance(count);
       pieces -= count;
     }
   }
@@ -138,6 +173,7 @@ class PieceCursor {
       token_ += part;
       src_local_ += part;
       dst_local_ += part;
+      rows_ += part;
       left_ -= part;
       rows -= part;
     }
@@ -157,8 +193,8 @@ class PieceCursor {
   std::uint64_t left_ = 0;
   std::uint64_t src_local_ = 0;
   std::uint64_t dst_local_ = 0;
-  std::uint64_t known_stretch_ = std::numeric_limits<std::uint64_t>::max();
-  std::uint64_t known_pieces_ = 0;
+  std::uint64_t rows_ = 0;
+  Usual usual_;
 };
 
 /// The chunk after ownership has been resolved: in tokens, or in local rows where both sides own the same
@@ -275,15 +311,14 @@ Result<void> check_page_counts(const PairLayout& layout, const ChunkRequest& chu
   return {};
 }
 
-/// Totals, and the pool limits: checked on the highest row of each side, which no run exceeds.
-Result<void> finish(const PairLayout& layout, Plan& plan) {
+/// The pool limits, judged by the rows that move: pages that no token of the chunk needs may be anything.
+Result<void> check_limits(const PairLayout& layout, const Plan& plan) {
   std::uint64_t src_last = 0;
   std::uint64_t dst_last = 0;
   for (const RowRun& run : plan.runs) {
     const std::uint64_t more = run.count - 1;
     src_last = std::max(src_last, run.src_row + more * run.src_step + run.rows - 1);
     dst_last = std::max(dst_last, run.dst_row + more * run.dst_step + run.rows - 1);
-    plan.rows += std::uint64_t{run.rows} * run.count;
   }
   const auto inside = [](std::string_view side, std::uint64_t page, std::uint64_t pages) -> Result<void> {
     if (page >= pages) {
@@ -292,7 +327,13 @@ Result<void> finish(const PairLayout& layout, Plan& plan) {
     return {};
   };
   KVF_TRY_VOID(inside("source", src_last / layout.src_page_size, layout.src_pages));
-  KVF_TRY_VOID(inside("destination", dst_last / layout.dst_page_size, layout.dst_pages));
+  return inside("destination", dst_last / layout.dst_page_size, layout.dst_pages);
+}
+
+Result<void> total(const PairLayout& layout, const std::vector<PieceCursor>& cursors, Plan& plan) {
+  for (const PieceCursor& cursor : cursors) {
+    plan.rows += cursor.rows();
+  }
   std::uint64_t row_bytes = 0;
   for (const BufferPair& pair : layout.pairs) {
     row_bytes += pair.bytes;
@@ -304,6 +345,37 @@ Result<void> finish(const PairLayout& layout, Plan& plan) {
   plan.bytes = plan.rows * row_bytes;
   plan.pairs = layout.pairs;
   return {};
+}
+
+/// Writes all runs of tokens before `stop`; true when every page on the way is inside the pool. The page
+/// cursors are copies, so that the compiler may keep them in registers.
+bool walk_spans(const PairLayout& layout, PageCursor src, PageCursor dst, std::uint64_t stop,
+                std::vector<PieceCursor>& cursors, std::vector<RowRun>& runs) {
+  Bases bases{src.base(), dst.base()};
+  while (true) {
+    const std::uint64_t end = std::min(src.edge(), dst.edge());
+    if (end >= stop) {
+      break;
+    }
+    // Both sides may end a page here, and both must move before the span is judged.
+    bool consecutive = true;
+    if (src.edge() == end) {
+      consecutive = src.advance();
+    }
+    if (dst.edge() == end) {
+      consecutive = dst.advance() && consecutive;
+    }
+    if (!consecutive) {
+      for (PieceCursor& cursor : cursors) {
+        cursor.emit(end, bases, runs);
+      }
+      bases = {src.base(), dst.base()};
+    }
+  }
+  for (PieceCursor& cursor : cursors) {
+    cursor.emit_any(stop, bases, runs);
+  }
+  return src.highest() < layout.src_pages && dst.highest() < layout.dst_pages;
 }
 
 }  // namespace
@@ -329,30 +401,16 @@ Result<Plan> plan_chunk(const PairLayout& layout, const ChunkRequest& chunk) {
 
   src.seek(shared.first);
   dst.seek(shared.first);
-  const std::size_t spans =
-      1 + src.breaks(src.page_of(shared.first), src_last) + dst.breaks(dst.page_of(shared.first), dst_last);
-  plan.runs.reserve(spans * shared.cursors.size());
-  std::uint64_t end = 0;
-  while (end <= shared.last) {
-    const Bases bases{src.base(), dst.base()};
-    bool consecutive = true;
-    while (consecutive) {
-      end = std::min({src.edge(), dst.edge(), shared.last + 1});
-      if (end > shared.last) {
-        break;
-      }
-      // Both sides may end a page here, and both must move before the span is judged.
-      const bool src_moves = src.edge() == end;
-      const bool dst_moves = dst.edge() == end;
-      const bool src_follows = !src_moves || src.advance();
-      const bool dst_follows = !dst_moves || dst.advance();
-      consecutive = src_follows && dst_follows;
-    }
-    for (PieceCursor& cursor : shared.cursors) {
-      cursor.emit(end, bases, plan.runs);
-    }
+  // Scattered pages need about one run per page; where they were consecutive, the room is given back.
+  const std::size_t pages = src_last - src.page_of(shared.first) + dst_last - dst.page_of(shared.first) + 1;
+  plan.runs.reserve(std::min(pages, kReservedRunsMax) * shared.cursors.size());
+  if (!walk_spans(layout, src, dst, shared.last + 1, shared.cursors, plan.runs)) {
+    KVF_TRY_VOID(check_limits(layout, plan));
   }
-  KVF_TRY_VOID(finish(layout, plan));
+  if (plan.runs.size() < plan.runs.capacity() / 2) {
+    plan.runs.shrink_to_fit();
+  }
+  KVF_TRY_VOID(total(layout, shared.cursors, plan));
   return plan;
 }
 
