@@ -197,6 +197,10 @@ void check_item_len(const PeerPair& pair, RuleReport& report) {
 
 /// What is wrong with the rows of one entry on its own side, or an empty text.
 std::string row_problem(const Descriptor& side, const BufferDescription& buffer) {
+  const std::vector<BufferKind> kinds = side.geometry.buffer_kinds();
+  if (std::find(kinds.begin(), kinds.end(), buffer.kind) == kinds.end()) {
+    return {};  // the entries rule names it; such a row has no right size
+  }
   const std::uint64_t bytes = bytes_per_head(side, buffer);
   if (bytes == 0) {
     return fmt::format("item_len {} is not a whole number of {} tokens of {} heads", buffer.item_len,
