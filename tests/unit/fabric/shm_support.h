@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <cstring>
 #include <memory>
 #include <string>
 #include <thread>
@@ -119,7 +120,8 @@ inline ChunkJob chunk(const TransferKey& key, std::shared_ptr<const Plan> plan,
 }
 
 inline bool all_bytes_are(std::span<const std::byte> bytes, std::byte value) {
-  return std::all_of(bytes.begin(), bytes.end(), [value](std::byte byte) { return byte == value; });
+  return bytes.empty() ||
+         (bytes[0] == value && std::memcmp(bytes.data(), bytes.data() + 1, bytes.size() - 1) == 0);
 }
 
 /// Waits, without a clock, until the copy has reached this place of the destination.
