@@ -76,6 +76,7 @@ class Endpoint {
   const Error& error() const { return *error_; }
   /// Forces the connection down. Outstanding operations end with ok == false.
   void shut();
+  bool idle() const { return in_flight_ == 0; }
   bool closed() const { return closing_ && close_done_ && in_flight_ == 0; }
 
   /// What UCX really chose, read back from it: "posix/memory, sysv/memory".

@@ -39,14 +39,4 @@ void Outbox::flush(Endpoint& endpoint) {
   }
 }
 
-void Outbox::say_bye(Endpoint& endpoint, Session session) {
-  Op* op = endpoint.take_control();
-  if (op == nullptr) {
-    return;
-  }
-  put_u64(op->header.data(), session);
-  op->header_bytes = kSessionBytes;
-  endpoint.send(kBye, op);
-}
-
 }  // namespace kvferry::ucx

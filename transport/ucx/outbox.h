@@ -23,8 +23,7 @@ class Outbox {
   bool overflowed() const { return messages_.size() > kMessagesMax; }
   /// Sends what it can.
   void flush(Endpoint& endpoint);
-  /// Best effort: says goodbye at once or not at all.
-  static void say_bye(Endpoint& endpoint, Session session);
+  bool empty() const { return messages_.empty(); }
 
  private:
   struct Item {

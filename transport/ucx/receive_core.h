@@ -11,6 +11,7 @@
 
 #include "transport/grant_table.h"
 #include "transport/ucx/endpoint.h"
+#include "transport/ucx/farewell.h"
 #include "transport/ucx/memory.h"
 #include "transport/ucx/outbox.h"
 #include "transport/ucx/receive_fabric.h"
@@ -45,7 +46,7 @@ class UcxReceiveFabric::Core {
     ucx::Session session = 0;
     std::unique_ptr<ucx::Endpoint> endpoint;
     ucx::Outbox outbox;
-    bool closing = false;
+    ucx::Farewell farewell;
     bool broken = false;  // to be closed by the next pump, for the reason in `down`
     Error down;
     std::optional<GrantKey> discarded;  // last grant whose late bytes were reported

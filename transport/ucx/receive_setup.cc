@@ -61,7 +61,10 @@ Result<void> UcxReceiveFabric::Core::start() {
 }
 
 UcxReceiveFabric::Core::~Core() {
-  worker_.reset();
+  // Not by resetting the pointer: on_stop still goes through it.
+  if (worker_) {
+    worker_->stop();
+  }
 }
 
 UcxReceiveStats UcxReceiveFabric::Core::stats() const {
@@ -135,7 +138,7 @@ void UcxReceiveFabric::Core::do_add_pool(const std::shared_ptr<const Pool>& pool
     return;
   }
   for (const auto& [id, peer] : peers_) {
-    if (peer->link && !peer->link->closing) {
+    if (peer->link && !peer->link->farewell.begun()) {
       peer->link->outbox.push_session(ucx::kPoolKeys, peer->link->session, *text);
     }
   }
@@ -147,7 +150,7 @@ void UcxReceiveFabric::Core::do_remove_pool(RankIndex rank) {
     return;
   }
   for (const auto& [id, peer] : peers_) {
-    if (peer->link && !peer->link->closing) {
+    if (peer->link && !peer->link->farewell.begun()) {
       std::array<std::byte, 2 * ucx::kSessionBytes> header{};
       ucx::put_u64(header.data(), peer->link->session);
       ucx::put_u64(header.data() + ucx::kSessionBytes, rank);
@@ -257,15 +260,11 @@ void UcxReceiveFabric::Core::break_link(Link& link, Error error) {
 }
 
 void UcxReceiveFabric::Core::begin_close(Link& link, bool say_bye) {
-  if (link.closing) {
+  if (link.farewell.begun()) {
     return;
   }
-  link.closing = true;
-  sessions_.erase(link.session);
-  if (say_bye) {
-    ucx::Outbox::say_bye(*link.endpoint, link.session);
-  }
-  link.endpoint->shut();
+  sessions_.erase(link.session);  // from here on nothing of it is placed
+  link.farewell.begin(*link.endpoint, link.outbox, link.session, say_bye);
 }
 
 void UcxReceiveFabric::Core::do_fence(PeerId id) {
@@ -310,7 +309,7 @@ void UcxReceiveFabric::Core::pump_peer(Peer& peer) {
     } else {
       link.outbox.flush(*link.endpoint);
     }
-    if (!link.closing || !link.endpoint->closed()) {
+    if (!link.farewell.begun() || !link.farewell.step(*link.endpoint, link.outbox)) {
       return;
     }
     const Error down = link.down;
@@ -330,12 +329,13 @@ void UcxReceiveFabric::Core::on_stop() {
   }
   const bool closed = worker_->run_until(
       [this] {
+        bool all = true;
         for (const auto& [id, peer] : peers_) {
-          if (peer->link && !peer->link->endpoint->closed()) {
-            return false;
+          if (peer->link && !peer->link->farewell.step(*peer->link->endpoint, peer->link->outbox)) {
+            all = false;
           }
         }
-        return true;
+        return all;
       },
       kCloseNs);
   if (!closed) {

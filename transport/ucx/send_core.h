@@ -12,6 +12,7 @@
 
 #include "transport/block_cutter.h"
 #include "transport/ucx/endpoint.h"
+#include "transport/ucx/farewell.h"
 #include "transport/ucx/memory.h"
 #include "transport/ucx/outbox.h"
 #include "transport/ucx/put_cutter.h"
@@ -89,6 +90,7 @@ class UcxSendFabric::Core {
     ucx::Session session = 0;
     std::unique_ptr<ucx::Endpoint> endpoint;  // null when it could not even be made
     ucx::Outbox outbox;
+    ucx::Farewell farewell;
     std::int64_t connect_deadline = 0;
     std::string carries;
     Error down;  // why it is closing

@@ -56,7 +56,10 @@ Result<void> UcxSendFabric::Core::start() {
 }
 
 UcxSendFabric::Core::~Core() {
-  worker_.reset();
+  // Not by resetting the pointer: on_stop still goes through it.
+  if (worker_) {
+    worker_->stop();
+  }
 }
 
 UcxSendStats UcxSendFabric::Core::stats() const {
@@ -195,15 +198,12 @@ void UcxSendFabric::Core::begin_close(Peer& peer, Error error, bool say_bye) {
   }
   peer.state = Peer::State::kClosing;
   peer.down = std::move(error);
-  if (say_bye) {
-    ucx::Outbox::say_bye(*peer.endpoint, peer.session);
-  }
-  peer.endpoint->shut();
+  peer.farewell.begin(*peer.endpoint, peer.outbox, peer.session, say_bye);
 }
 
 // True when the peer is gone and its entry must go.
 bool UcxSendFabric::Core::finish_close(Peer& peer) {
-  if (!peer.endpoint->closed()) {
+  if (!peer.farewell.step(*peer.endpoint, peer.outbox)) {
     return false;
   }
   for (const auto& [key, transfer] : peer.transfers) {
@@ -260,12 +260,13 @@ void UcxSendFabric::Core::on_stop() {
   }
   const bool closed = worker_->run_until(
       [this] {
+        bool all = true;
         for (const auto& [id, peer] : peers_) {
-          if (!peer->endpoint->closed()) {
-            return false;
+          if (!peer->farewell.step(*peer->endpoint, peer->outbox)) {
+            all = false;
           }
         }
-        return true;
+        return all;
       },
       kCloseNs);
   if (!closed) {

@@ -101,7 +101,7 @@ void Worker::begin() {
   go_.set_value();
 }
 
-Worker::~Worker() {
+void Worker::stop() {
   {
     const std::lock_guard lock(mutex_);
     stop_ = true;

@@ -43,8 +43,7 @@ class Worker {
   /// Starts the thread, creates context and worker on it and checks that the settings took effect. Message
   /// ids 1..kMessageIds are handed to on_message. No hook runs before begin().
   static Result<std::unique_ptr<Worker>> start(const UcxOptions& options, Hooks hooks);
-  /// Stops and joins the thread; after this no hook runs.
-  ~Worker();
+  ~Worker() { stop(); }
   Worker(const Worker&) = delete;
   Worker& operator=(const Worker&) = delete;
 
@@ -52,6 +51,9 @@ class Worker {
 
   /// Lets the thread go; called once by the owner, when its hooks may run.
   void begin();
+
+  /// Runs on_stop, then stops and joins the thread; after this no hook runs.
+  void stop();
 
   /// Any thread. Runs `command` on the worker's thread, in order; dropped when the worker is stopping.
   void submit(std::function<void()> command);
