@@ -1,0 +1,138 @@
+#include "tools/engine/rank.h"
+
+#include <algorithm>
+#include <array>
+#include <utility>
+
+#include "common/base/check.h"
+#include "common/base/log.h"
+
+namespace kvferry {
+namespace {
+
+constexpr std::chrono::milliseconds kBackOffMin{20};
+constexpr std::chrono::milliseconds kBackOffMax{500};
+// Longer than any copy of one chunk that a peer can have under way (hundreds of MB at GB/s).
+constexpr std::chrono::milliseconds kQuarantine{1000};
+
+bool may_pass(int code) {
+  return code == -KVF_UNAVAILABLE || code == -KVF_NOT_FOUND || code == -KVF_EXHAUSTED || code == -KVF_IO ||
+         code == -KVF_CONFLICT;
+}
+
+}  // namespace
+
+Result<Rank> Rank::create(const RankOptions& options, RankIndex index) {
+  KVF_TRY(RankRows rows,
+          RankRows::create(options.model, options.topology, index, options.page_size, options.pages));
+  KVF_TRY(RankMemory memory, RankMemory::create(rows, options.aux_slots));
+  return Rank(std::move(rows), std::move(memory), options);
+}
+
+Rank::Rank(RankRows rows_in, RankMemory memory_in, const RankOptions& options)
+    : rows(std::move(rows_in)),
+      memory(std::move(memory_in)),
+      pages(options.pages, options.scatter, options.seed * 1000 + rows.rank()),
+      slots(options.aux_slots, options.scatter, options.seed * 1000 + rows.rank()),
+      socket_(options.socket),
+      dtype_(to_string(options.model.dtype)),
+      coord_(options.topology.coord(rows.rank())),
+      page_size_(options.page_size) {}
+
+Rank::~Rank() {
+  if (engine_ != nullptr) {
+    kvf_detach(engine_);
+  }
+}
+
+Rank::Rank(Rank&& other) noexcept
+    : rows(std::move(other.rows)),
+      memory(std::move(other.memory)),
+      pages(std::move(other.pages)),
+      slots(std::move(other.slots)),
+      socket_(std::move(other.socket_)),
+      dtype_(std::move(other.dtype_)),
+      coord_(other.coord_),
+      page_size_(other.page_size_),
+      engine_(std::exchange(other.engine_, nullptr)),
+      next_attempt_(other.next_attempt_),
+      back_off_(other.back_off_),
+      attached_at_(other.attached_at_),
+      resting_(std::move(other.resting_)) {}
+
+Result<bool> Rank::attach(Instant now) {
+  if (engine_ != nullptr || now < next_attempt_) {
+    return false;
+  }
+  kvf_pool pool{};
+  pool.struct_size = sizeof(pool);
+  pool.tp_rank = coord_.tp;
+  pool.pp_rank = coord_.pp;
+  pool.cp_rank = coord_.cp;
+  pool.dp_rank = coord_.dp;
+  pool.page_size = page_size_;
+  pool.dtype = dtype_.c_str();
+  pool.buffers = memory.pool_buffers().data();
+  pool.buffer_count = memory.pool_buffers().size();
+  pool.aux = memory.pool_aux().data();
+  pool.aux_count = memory.pool_aux().size();
+  std::array<char, 512> error{};
+  const int code = kvf_attach(socket_.c_str(), &pool, &engine_, error.data(), error.size());
+  if (code == 0) {
+    attached_at_ = now;
+    back_off_ = kBackOffMin;
+    return true;
+  }
+  engine_ = nullptr;
+  if (!may_pass(code)) {
+    return fail(code_from_number(static_cast<std::uint8_t>(-code)), "rank {} cannot attach at {}: {}",
+                index(), socket_, error.data());
+  }
+  if (std::exchange(last_refusal_, error.data()) != error.data()) {
+    KVF_LOG_WARN("cannot attach yet", log::kv("rank", index()), log::kv("socket", socket_),
+                 log::kv("reason", last_refusal_));
+  }
+  back_off_ = std::clamp(back_off_ * 2, kBackOffMin, kBackOffMax);
+  next_attempt_ = now + back_off_;
+  return false;
+}
+
+void Rank::lost(Instant now) {
+  if (engine_ != nullptr) {
+    kvf_detach(engine_);
+    engine_ = nullptr;
+  }
+  back_off_ = kBackOffMin;
+  next_attempt_ = now + back_off_;
+}
+
+void Rank::quarantine(std::vector<std::uint32_t> rested, std::int32_t slot) {
+  resting_.push_back({std::move(rested), slot});
+}
+
+void Rank::end_quarantine(Instant now) {
+  if (engine_ == nullptr || now < attached_at_ + kQuarantine) {
+    return;
+  }
+  for (const Resting& rested : std::exchange(resting_, {})) {
+    release(rested.pages, rested.slot);
+  }
+}
+
+void Rank::release(const std::vector<std::uint32_t>& done, std::int32_t slot) {
+  KVF_CHECK(pages.release(done).has_value());
+  if (slot >= 0) {
+    const std::uint32_t one = static_cast<std::uint32_t>(slot);
+    KVF_CHECK(slots.release(std::span(&one, 1)).has_value());
+  }
+}
+
+std::uint32_t Rank::quarantined_pages() const {
+  std::size_t count = 0;
+  for (const Resting& rested : resting_) {
+    count += rested.pages.size();
+  }
+  return static_cast<std::uint32_t>(count);
+}
+
+}  // namespace kvferry

@@ -1,0 +1,92 @@
+#pragma once
+// Which bytes of one rank's pool belong to which (room, layer, kind, head, position): derived from the
+// topology alone (layers by PP stage, heads by TP, tokens by DCP), so that filling and checking know nothing
+// of plans. One call handles one buffer of one room, which keeps a step short (milliseconds).
+// Pure but for the spans it writes; one thread per pool.
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "common/base/ids.h"
+#include "common/base/result.h"
+#include "common/plan/plan.h"
+#include "common/topology/topology.h"
+
+namespace kvferry {
+
+/// Tokens [first, end) of a room in `pages`: pages[0] holds the row of the rank's first token at or after
+/// `first`, which is a multiple of the virtual page.
+struct RoomRows {
+  Room room = 0;
+  std::uint64_t first = 0;
+  std::uint64_t end = 0;
+  std::span<const std::uint32_t> pages;
+};
+
+/// A byte that is not what it must be.
+struct Mismatch {
+  RankIndex rank = 0;
+  std::uint32_t layer = 0;
+  BufferKind kind = BufferKind::kLatent;
+  bool guard = false;          // the byte lies in a row that nobody may write; head and position are 0 then
+  std::uint32_t head = 0;      // global head id
+  std::uint64_t position = 0;  // token of the request
+  std::uint32_t page = 0;
+  std::uint32_t slot = 0;
+  std::uint32_t byte = 0;  // into the head's piece (guard: into the row)
+  std::byte expected{};
+  std::byte found{};
+};
+
+struct RowReport {
+  std::uint64_t compared = 0;   // bytes
+  std::uint64_t payload = 0;    // bytes of them that belong to tokens of the room
+  std::uint64_t differing = 0;  // bytes
+  std::vector<Mismatch> first;  // at most one: the first in row order
+};
+
+class RankRows {
+ public:
+  /// `topology` must have passed validate(). Refuses a row that does not split evenly into its heads.
+  static Result<RankRows> create(const ModelGeometry& model, const Topology& topology, RankIndex rank,
+                                 std::uint32_t page_size, std::uint32_t pages);
+
+  const std::vector<BufferShape>& buffers() const { return buffers_; }
+  std::uint64_t buffer_bytes(std::uint32_t buffer) const;
+  RankIndex rank() const { return rank_; }
+  std::uint64_t virtual_page() const { return virtual_page_; }
+  /// Pages of this rank for tokens [first, end); `first` is a multiple of the virtual page.
+  std::uint64_t pages_for(std::uint64_t first, std::uint64_t end) const;
+
+  /// Writes the pattern into the rank's rows of `tokens` (a part of rows.first .. rows.end).
+  void fill(std::span<std::byte> memory, std::uint32_t buffer, const RoomRows& rows,
+            const Interval& tokens) const;
+  /// Writes the guard pattern into every byte of the pages.
+  void fill_guard(std::span<std::byte> memory, std::uint32_t buffer,
+                  std::span<const std::uint32_t> pages) const;
+  /// Compares every byte of the pages: the rank's tokens with their pattern, all other rows with the guard.
+  RowReport check(std::span<const std::byte> memory, std::uint32_t buffer, const RoomRows& rows) const;
+  /// Inverts one bit of one byte of the rank's copy of `head` of token `position`; false when this rank does
+  /// not hold it.
+  bool corrupt(std::span<std::byte> memory, std::uint32_t buffer, const RoomRows& rows,
+               std::uint64_t position, std::uint32_t head, std::uint32_t byte) const;
+  Interval heads() const { return owned_.heads; }
+
+ private:
+  RankRows() = default;
+  std::uint64_t pool_row(std::span<const std::uint32_t> pages, std::uint64_t local_row) const;
+  void check_token(std::span<const std::byte> row, std::uint32_t buffer, const RoomRows& rows,
+                   std::uint64_t position, std::uint64_t pool_row, RowReport& report) const;
+  void check_guard(std::span<const std::byte> row, std::uint32_t buffer, std::uint64_t pool_row,
+                   RowReport& report) const;
+
+  RankIndex rank_ = 0;
+  std::uint32_t page_size_ = 0;
+  std::uint64_t virtual_page_ = 0;
+  Ownership owned_;
+  std::vector<BufferShape> buffers_;
+};
+
+}  // namespace kvferry
