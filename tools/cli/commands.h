@@ -1,0 +1,11 @@
+#pragma once
+// The subcommands of `kvferry`. Each adds itself to the application with its options; its callback runs the
+// subcommand and writes the exit status.
+
+#include <CLI/CLI.hpp>
+
+namespace kvferry {
+
+void add_demo_command(CLI::App& app, int& exit_status);
+
+}  // namespace kvferry

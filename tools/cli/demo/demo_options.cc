@@ -1,0 +1,84 @@
+#include "tools/cli/demo/demo_options.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "common/base/narrow.h"
+#include "common/plan/plan.h"
+
+namespace kvferry {
+
+std::string_view side_name(Side side) {
+  return side == Side::kPrefill ? "prefill" : "decode";
+}
+
+std::uint64_t DemoLayout::unit_tokens() const {
+  return std::lcm(virtual_page(Side::kPrefill), virtual_page(Side::kDecode));
+}
+
+std::uint64_t DemoLayout::pages_for(Side side, std::uint64_t fresh_tokens) const {
+  return (fresh_tokens + virtual_page(side) - 1) / virtual_page(side);
+}
+
+Result<DemoLayout> demo_layout(const DemoOptions& options) {
+  DemoLayout layout;
+  layout.page_size = options.page_size;
+  KVF_TRY(layout.model, load_geometry(options.model));
+  if (!options.dtype.empty()) {
+    KVF_TRY(layout.model.dtype, parse_dtype(options.dtype));
+  }
+  const bool mla = layout.model.attention == AttentionKind::kMla;
+  KVF_TRY(layout.prefill, parse_topology(options.prefill));
+  KVF_TRY(layout.decode, parse_topology(!options.decode.empty() ? options.decode
+                                        : mla                   ? "tp=4,dcp=4"
+                                                                : "tp=4"));
+  for (const Side side : {Side::kPrefill, Side::kDecode}) {
+    const auto valid = validate(layout.topology(side), layout.model);
+    if (!valid) {
+      return fail(Code::kInvalid, "--{} {}: {}", side_name(side), to_string(layout.topology(side)),
+                  valid.error().message);
+    }
+  }
+  return layout;
+}
+
+namespace {
+
+std::uint64_t page_bytes_of_side(const DemoLayout& layout, Side side) {
+  const Topology& topology = layout.topology(side);
+  std::uint64_t bytes = 0;
+  for (RankIndex rank = 0; rank < topology.rank_count(); ++rank) {
+    for (const BufferShape& shape : rank_buffers(layout.model, topology, topology.coord(rank), 1)) {
+      bytes += std::uint64_t{shape.row_bytes} * layout.page_size;
+    }
+  }
+  return bytes;
+}
+
+}  // namespace
+
+Result<PoolSizes> pool_sizes(const DemoLayout& layout, std::uint64_t wanted_tokens, std::uint64_t budget) {
+  const std::uint64_t unit = layout.unit_tokens();
+  const std::uint64_t prefill_pages = unit / layout.virtual_page(Side::kPrefill);
+  const std::uint64_t decode_pages = unit / layout.virtual_page(Side::kDecode);
+  const std::uint64_t unit_bytes = prefill_pages * page_bytes_of_side(layout, Side::kPrefill) +
+                                   decode_pages * page_bytes_of_side(layout, Side::kDecode);
+  if (unit_bytes == 0 || budget < unit_bytes) {
+    return fail(
+        Code::kExhausted,
+        "one page on every rank of both sides needs {} bytes, and the pools may have {}; give more with "
+        "--memory, or choose a smaller --model or fewer ranks",
+        unit_bytes, budget);
+  }
+  constexpr std::uint64_t kPagesMax = 1u << 30;
+  const std::uint64_t units =
+      std::min({(wanted_tokens + unit - 1) / unit, budget / unit_bytes, kPagesMax / unit});
+  PoolSizes sizes;
+  sizes.tokens = units * unit;
+  sizes.prefill_pages = narrow<std::uint32_t>(units * prefill_pages);
+  sizes.decode_pages = narrow<std::uint32_t>(units * decode_pages);
+  sizes.bytes = units * unit_bytes;
+  return sizes;
+}
+
+}  // namespace kvferry
