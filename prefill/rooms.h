@@ -81,7 +81,9 @@ class Rooms {
 
   // Engines. Errors refuse that one call and change nothing.
   Result<void> attach(EngineId engine, RankIndex rank, std::shared_ptr<const Pool> pool);
-  Result<void> send(Nanos now, EngineId engine, EngineChunk chunk, std::vector<AuxBytes> aux, Actions& out);
+  /// `ready` false: the chunk is posted only after chunk_ready(). chunk.ready itself is not looked at.
+  Result<void> send(Nanos now, EngineId engine, EngineChunk chunk, bool ready, std::vector<AuxBytes> aux,
+                    Actions& out);
   Result<void> abort(Nanos now, EngineId engine, Room room, const std::string& reason, Actions& out);
   void engine_gone(Nanos now, EngineId engine, Actions& out);
   /// The ready fence of chunk `index` of the room has passed.

@@ -94,7 +94,7 @@ Result<void> Rooms::check_order(const Entry& entry, const EngineChunk& chunk) co
   return {};
 }
 
-Result<void> Rooms::send(Nanos now, EngineId engine, EngineChunk chunk, std::vector<AuxBytes> aux,
+Result<void> Rooms::send(Nanos now, EngineId engine, EngineChunk chunk, bool ready, std::vector<AuxBytes> aux,
                          Actions& out) {
   const auto rank = rank_of(engine);
   if (!rank) {
@@ -136,7 +136,7 @@ Result<void> Rooms::send(Nanos now, EngineId engine, EngineChunk chunk, std::vec
                                .first = chunk.first_token,
                                .count = chunk.token_count,
                                .last = chunk.last,
-                               .ready = !chunk.ready});
+                               .ready = ready});
   pump(now, key, entry, out);
   settle(now, key, out);
   return {};

@@ -138,6 +138,8 @@ class Fields {
     }
     return out;
   }
+  RankIndex rank(const char* name) { return static_cast<RankIndex>(number(name, kRanksMax - 1)); }
+  std::vector<RankIndex> ranks(const char* name) { return words(name, kRanksMax); }
   const json& list(const char* name, std::size_t max) {
     static const json kEmpty = json::array();
     const json* value = find(name);
@@ -154,7 +156,7 @@ class Fields {
       problem("room", "from 1 to 2^63-1");
     }
     out.generation = number("generation", UINT64_MAX);
-    out.decode_rank = static_cast<RankIndex>(number("decode_rank", kRanksMax - 1));
+    out.decode_rank = rank("decode_rank");
     return out;
   }
   Code code() { return code_from_number(static_cast<std::uint8_t>(number("code", 255))); }
@@ -181,7 +183,7 @@ bool is_u64(const json& value, std::uint64_t max) {
 
 message::RankUp read_rank_up(Fields& in) {
   message::RankUp out;
-  out.rank = static_cast<RankIndex>(in.number("rank", kRanksMax - 1));
+  out.rank = in.rank("rank");
   out.page_size = static_cast<std::uint32_t>(in.number("page_size", 65536));
   for (const json& item : in.list("buffers", kBuffersMax)) {
     if (!item.is_array() || item.size() != 4 || !is_u64(item[0], UINT32_MAX) || !is_u64(item[1], 2) ||
@@ -209,7 +211,7 @@ message::RankUp read_rank_up(Fields& in) {
 message::Grant read_grant(Fields& in) {
   message::Grant out;
   out.key = in.key();
-  out.targets = in.words("targets", kRanksMax);
+  out.targets = in.ranks("targets");
   out.prefill_dp = in.u32("prefill_dp");
   out.pages = in.words("pages", std::size_t{1} << 22);
   out.prefix = in.number("prefix", kRoomMax);
@@ -250,23 +252,21 @@ Result<ControlMessage> decode_control(std::string_view bytes) {
   if (op == "rank_up") {
     out = read_rank_up(in);
   } else if (op == "rank_gone") {
-    out = message::RankGone{static_cast<RankIndex>(in.number("rank", kRanksMax - 1))};
+    out = message::RankGone{in.rank("rank")};
   } else if (op == "grant") {
     out = read_grant(in);
   } else if (op == "stop") {
-    out = message::Stop{in.key(), in.words("targets", kRanksMax), in.code(), in.text("reason")};
+    out = message::Stop{in.key(), in.ranks("targets"), in.code(), in.text("reason")};
   } else if (op == "landed") {
     out = message::Landed{in.key()};
   } else if (op == "fabric") {
     out = message::FabricStatus{in.text("kind"), in.text("carries")};
   } else if (op == "failed") {
     const GrantKey key = in.key();
-    out = message::TransferFailed{{key, static_cast<RankIndex>(in.number("prefill_rank", kRanksMax - 1))},
-                                  in.code(),
-                                  in.text("reason")};
+    out = message::TransferFailed{{key, in.rank("prefill_rank")}, in.code(), in.text("reason")};
   } else if (op == "drained") {
     const GrantKey key = in.key();
-    out = message::TransferDrained{{key, static_cast<RankIndex>(in.number("prefill_rank", kRanksMax - 1))}};
+    out = message::TransferDrained{{key, in.rank("prefill_rank")}};
   } else if (op == "heartbeat") {
     out = message::Heartbeat{in.number("sequence", UINT64_MAX)};
   } else {

@@ -61,10 +61,10 @@ void read_fabrics(FieldReader& root, Role role, DaemonConfig& out) {
   FieldReader shm = root.object("shm");
   if (role == Role::kDecode) {
     out.shm.socket = shm.text("socket", "/run/kvferry/decode-shm.sock");
-    out.shm.allowed_uids = shm.numbers("allowed_uids", 0xFFFFFFFEu);
   } else {
     out.shm.copy_threads = static_cast<std::uint32_t>(shm.number("copy_threads", 1, 1, 64));
   }
+  out.shm.allowed_uids = shm.numbers("allowed_uids", 0xFFFFFFFEu);
   shm.finish();
   FieldReader tcp = root.object("tcp");
   if (role == Role::kDecode) {
@@ -73,7 +73,7 @@ void read_fabrics(FieldReader& root, Role role, DaemonConfig& out) {
   } else {
     out.tcp.connections = static_cast<std::uint32_t>(tcp.number("connections", 2, 1, 32));
   }
-  out.tcp.socket_buffer_bytes = tcp.bytes("socket_buffer", 0, 0, 1u << 30);
+  out.tcp.socket_buffer_bytes = tcp.bytes("socket_buffer", 1u << 20, 0, 1u << 30);
   tcp.finish();
   FieldReader ucx = root.object("ucx");
   out.ucx.transports = ucx.text("transports", "rdma");
@@ -212,10 +212,6 @@ void check_exposure(Role role, const DaemonConfig& config, ConfigErrors& errors)
 
 }  // namespace
 
-std::string_view to_string(Role role) {
-  return role == Role::kPrefill ? "prefill" : "decode";
-}
-
 Result<DaemonConfig> parse_daemon_config(Role role, std::string_view text, std::string_view source) {
   KVF_TRY(const json document, parse_config_text(text, source));
   ConfigErrors errors;
@@ -336,7 +332,7 @@ std::string print_daemon_config(Role role, const DaemonConfig& config) {
     out["bootstrap"] = {{"listen", config.bootstrap_listen.to_string()},
                         {"advertise", config.bootstrap_advertise},
                         {"registry", config.registry}};
-    out["shm"] = {{"copy_threads", config.shm.copy_threads}};
+    out["shm"] = {{"copy_threads", config.shm.copy_threads}, {"allowed_uids", config.shm.allowed_uids}};
     out["tcp"] = {{"connections", config.tcp.connections}, {"socket_buffer", config.tcp.socket_buffer_bytes}};
   } else {
     out["shm"] = {{"socket", config.shm.socket}, {"allowed_uids", config.shm.allowed_uids}};

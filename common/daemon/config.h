@@ -10,6 +10,7 @@
 #include "common/base/ids.h"
 #include "common/base/log.h"
 #include "common/base/result.h"
+#include "common/handshake/descriptor.h"
 #include "common/model/geometry.h"
 #include "common/topology/topology.h"
 
@@ -33,7 +34,7 @@ struct TcpConfig {
   HostPort listen{"127.0.0.1", 0};        // decode: where blocks arrive
   std::string advertise;                  // host that prefill dials; empty: the listen host
   std::uint32_t connections = 2;          // prefill: per peer
-  std::uint64_t socket_buffer_bytes = 0;  // 0: the kernel's own tuning
+  std::uint64_t socket_buffer_bytes = 1u << 20;  // per direction; 0: the kernel's own tuning
 };
 
 struct UcxConfig {
@@ -85,9 +86,6 @@ struct DaemonConfig {
   std::string bootstrap_advertise;  // host that decode dials; empty: the listen host
   std::string registry;             // host:port of another daemon's bootstrap server; empty: embedded
 };
-
-enum class Role : std::uint8_t { kPrefill, kDecode };
-std::string_view to_string(Role role);
 
 /// Parses and validates a whole configuration. The Error's message has one line per problem, all of them.
 Result<DaemonConfig> parse_daemon_config(Role role, std::string_view text, std::string_view source);

@@ -1,0 +1,11 @@
+#include "common/daemon/command_line.h"
+#include "prefill/daemon.h"
+
+int main(int argc, char** argv) {
+  auto command = kvferry::read_command_line(kvferry::Role::kPrefill, argc, argv);
+  if (!command.config) {
+    return command.exit_code;
+  }
+  kvferry::log::set_level(command.config->log_level);
+  return kvferry::prefill::Daemon(*std::move(command.config)).run();
+}
