@@ -3,7 +3,6 @@
 #include <numeric>
 #include <optional>
 
-#include "common/base/check.h"
 #include "common/base/narrow.h"
 #include "common/plan/plan.h"
 

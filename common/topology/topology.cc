@@ -7,7 +7,6 @@
 #include <charconv>
 #include <numeric>
 
-#include "common/base/check.h"
 
 namespace kvferry {
 namespace {

@@ -390,6 +390,24 @@ TEST_CASE("interleaved blocks are single runs over consecutive pages") {
   CHECK(part.runs == std::vector<RowRun>{{20, 580, 4, 12, 1, 12, 12}, {48, 592, 16, 2, 1, 2, 2}});
 }
 
+// The third page begins inside a block and is as long as the first, which began with a whole one.
+TEST_CASE("source pages that cut interleaved blocks lose and repeat nothing") {
+  const ModelGeometry model = mla();
+  const PairLayout layout =
+      *pair_layout(model, rank(model, "tp=1", {}, 10), rank(model, "tp=2,dcp=2,interleave=3", {}, 9));
+  const Pages src{0, 2, 4, 6};
+  const Pages dst{0, 1, 2};
+  const Plan plan = plan_chunk(layout, {0, 37, 0, 0, src, dst}).value();
+  CHECK(plan.runs == std::vector<RowRun>{{0, 0, 0, 3, 2, 6, 3},
+                                         {22, 6, 6, 3, 1, 3, 3},
+                                         {28, 9, 9, 2, 1, 2, 2},
+                                         {40, 11, 11, 1, 1, 1, 1},
+                                         {44, 12, 12, 3, 1, 3, 3},
+                                         {60, 15, 15, 3, 1, 3, 3},
+                                         {66, 18, 18, 1, 1, 1, 1}});
+  CHECK(plan.rows == 19);
+}
+
 TEST_CASE("N -> 1 is dense at the source and strided at the destination") {
   const ModelGeometry model = mla();
   const PairLayout layout =
