@@ -7,7 +7,6 @@
 #include <charconv>
 #include <numeric>
 
-
 namespace kvferry {
 namespace {
 
