@@ -1,8 +1,8 @@
 // The transfers of a session: which chunk may be copied, what the copies add up to, and how a transfer ends.
-#include <atomic>
 #include <cstring>
 
 #include "common/base/check.h"
+#include "kernels/copy.h"
 #include "transport/block_cutter.h"
 #include "transport/shm/send_core.h"
 
@@ -222,7 +222,7 @@ void ShmSendFabric::Core::finish_job(SessionId id, Session& session, Transfer& t
   transfer.bytes += bytes;
   transfer.blocks += blocks;
   if (job.chunk.last) {
-    std::atomic_thread_fence(std::memory_order_release);
+    copy_fence();
     const shm::Notice notice{job.chunk.key, transfer.serial, transfer.bytes, transfer.blocks};
     if (auto sent = session.channel->send(shm::to_text(notice)); !sent) {
       ending_.emplace_back(id, std::move(sent).error());
