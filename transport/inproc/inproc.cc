@@ -169,11 +169,13 @@ void InprocSendFabric::connect(PeerId peer, const FabricOffer& offer) {
 void InprocSendFabric::post(PeerId peer, ChunkJob job) {
   network_.calls_.emplace_back(this, [this, peer, job = std::move(job)]() mutable {
     InprocNetwork::Link* link = network_.sender_link(*this, peer);
-    if (link == nullptr) {
-      return;  // PeerDown was reported, or will be
-    }
     const TransferKey key = job.key;
     const std::uint64_t ticket = job.ticket;
+    if (link == nullptr) {
+      sink_(fabric_event::ChunkFailed{peer, key, ticket,
+                                      Error{Code::kUnavailable, "the peer is not connected"}});
+      return;
+    }
     if (auto added = link->queue.add(std::move(job)); !added) {
       sink_(fabric_event::ChunkFailed{peer, key, ticket, std::move(added).error()});
       return;

@@ -20,6 +20,7 @@ namespace {
 constexpr std::size_t kScratchBytes = 256 << 10;  // stays in the second-level cache
 constexpr Nanos kSecond = 1'000'000'000;
 constexpr std::uint32_t kRejectedPerSecond = 10;
+constexpr int kAcceptsPerTurn = 32;  // a flood of connections must not hold up the peers
 constexpr Nanos kAcceptPause = kSecond / 10;
 
 }  // namespace
@@ -146,7 +147,7 @@ Nanos TcpReceiveFabric::Impl::on_turn(Nanos now) {
 }
 
 void TcpReceiveFabric::Impl::on_accept() {
-  while (true) {
+  for (int i = 0; i < kAcceptsPerTurn; ++i) {
     UniqueFd fd(::accept4(listener_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
     if (fd) {
       add_connection(std::move(fd));

@@ -16,13 +16,13 @@ FabricCase long_case() {
 TcpSendConfig small_blocks() {
   TcpSendConfig config;
   config.queue.cut.payload_bytes_max = 8 << 10;
-  config.socket.buffer_bytes = 16 << 10;
+  config.socket.buffer_bytes = 64 << 10;
   return config;
 }
 
 TcpReceiveConfig small_buffers() {
   TcpReceiveConfig config;
-  config.socket.buffer_bytes = 16 << 10;
+  config.socket.buffer_bytes = 64 << 10;
   return config;
 }
 
@@ -32,7 +32,7 @@ TEST_CASE("after Drained nothing of the transfer lands, wherever the cancel hit"
   const auto seed = test_seed(0xD7A1);
   INFO("seed " << seed);
   Rng random(seed);
-  for (int round = 0; round < 12; ++round) {
+  for (int round = 0; round < 8; ++round) {
     FabricFixture fixture(long_case());
     TcpEnds ends(small_blocks(), small_buffers());
     REQUIRE(fixture.connect(*ends.send, ends.send_log, *ends.receive) == "");
@@ -69,7 +69,7 @@ TEST_CASE("after GrantClosed nothing of the room lands, wherever the close hit")
   const auto seed = test_seed(0xC105);
   INFO("seed " << seed);
   Rng random(seed);
-  for (int round = 0; round < 12; ++round) {
+  for (int round = 0; round < 8; ++round) {
     FabricFixture fixture(long_case());
     TcpEnds ends(small_blocks(), small_buffers());
     REQUIRE(fixture.connect(*ends.send, ends.send_log, *ends.receive) == "");
