@@ -121,26 +121,30 @@ Result<RemotePool::Region> parse_region(const json& object) {
 }
 
 Result<RemotePool::Buffer> parse_buffer(const json& object, const RemotePool& pool) {
-  RemotePool::Buffer buffer;
-  const auto region = object.is_object() ? number_of(object, "region") : std::nullopt;
-  const auto base = object.is_object() ? number_of(object, "base") : std::nullopt;
-  const auto rows = object.is_object() ? number_of(object, "rows") : std::nullopt;
-  const auto row_bytes = object.is_object() ? number_of(object, "row_bytes") : std::nullopt;
-  if (!region || *region >= pool.regions.size() || !base || !rows || !row_bytes || *row_bytes == 0 ||
-      *row_bytes > UINT32_MAX) {
-    return fail(Code::kProtocol, "ucx: a buffer of the peer's pool lacks region, base, rows or row_bytes");
+  if (!object.is_object()) {
+    return fail(Code::kProtocol, "ucx: a buffer of the peer's pool is not an object");
   }
-  const auto& home = pool.regions[*region];
-  if (*base < home.base || *base - home.base > home.bytes ||
-      *rows > (home.bytes - (*base - home.base)) / *row_bytes) {
+  const std::uint64_t region = number_of(object, "region").value_or(UINT64_MAX);
+  const std::uint64_t base = number_of(object, "base").value_or(0);
+  const std::uint64_t rows = number_of(object, "rows").value_or(0);
+  const std::uint64_t row_bytes = number_of(object, "row_bytes").value_or(0);
+  if (region >= pool.regions.size() || base == 0 || rows == 0 || row_bytes == 0 || row_bytes > UINT32_MAX) {
     return fail(Code::kProtocol,
-                "ucx: buffer at {:x} with {} rows of {} bytes is outside its region of {} bytes", *base,
-                *rows, *row_bytes, home.bytes);
+                "ucx: a buffer of the peer's pool has region {} of {}, base {}, rows {}, row_bytes {}",
+                region, pool.regions.size(), base, rows, row_bytes);
   }
-  buffer.region = static_cast<std::uint32_t>(*region);
-  buffer.base = *base;
-  buffer.rows = *rows;
-  buffer.row_bytes = static_cast<std::uint32_t>(*row_bytes);
+  const auto& home = pool.regions[region];
+  if (base < home.base || base - home.base > home.bytes ||
+      rows > (home.bytes - (base - home.base)) / row_bytes) {
+    return fail(Code::kProtocol,
+                "ucx: buffer at {:x} with {} rows of {} bytes is outside its region of {} bytes", base, rows,
+                row_bytes, home.bytes);
+  }
+  RemotePool::Buffer buffer;
+  buffer.region = static_cast<std::uint32_t>(region);
+  buffer.base = base;
+  buffer.rows = rows;
+  buffer.row_bytes = static_cast<std::uint32_t>(row_bytes);
   return buffer;
 }
 
