@@ -60,7 +60,7 @@ Result<void> ShmReceiveFabric::Core::start() {
 
 Result<FabricOffer> ShmReceiveFabric::Core::offer(PeerId peer) {
   shm::Offer offer{host_id_, options_.path, shm::random_token(), options_.epoch};
-  // The mailbox is emptied before any socket is read, so the token is known before it can be shown.
+  // The mailbox is emptied between reading a frame and acting on it, so the token is known when it is shown.
   mailbox_.post(Admit{peer, offer.token});
   return FabricOffer{FabricKind::kShm, shm::to_text(offer)};
 }
@@ -69,10 +69,8 @@ void ShmReceiveFabric::Core::run() {
   std::array<epoll_event, 32> events;
   for (;;) {
     const int count = ::epoll_wait(epoll_.get(), events.data(), events.size(), wait_ms());
-    if (!handle_mail()) {
-      return;
-    }
-    for (int i = 0; i < count; ++i) {
+    handle_mail();
+    for (int i = 0; i < count && !stopping_; ++i) {
       const epoll_event& event = events[static_cast<std::size_t>(i)];
       if (event.data.u64 == kListenerTag) {
         accept_all();
@@ -80,18 +78,17 @@ void ShmReceiveFabric::Core::run() {
         on_session_event(event.data.u64, event.events);
       }
     }
+    if (stopping_) {
+      return;
+    }
     drop_silent();
   }
 }
 
-bool ShmReceiveFabric::Core::handle_mail() {
+void ShmReceiveFabric::Core::handle_mail() {
   for (Command& command : mailbox_.take()) {
-    if (std::holds_alternative<Stop>(command)) {
-      return false;
-    }
     std::visit([this](auto& each) { handle(each); }, command);
   }
-  return true;
 }
 
 void ShmReceiveFabric::Core::handle(AddPool& command) {
@@ -147,7 +144,7 @@ void ShmReceiveFabric::Core::handle(Fence& command) {
 }
 
 void ShmReceiveFabric::Core::accept_all() {
-  for (;;) {
+  while (!stopping_) {
     UniqueFd socket(::accept4(listener_.fd(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (socket) {
       admit_connection(std::move(socket));
@@ -185,14 +182,17 @@ void ShmReceiveFabric::Core::admit_connection(UniqueFd socket) {
     refuse(id, std::move(allowed).error());
     return;
   }
+  watch(id, session);
+  // Most connections bring their hello along, or have gone already; only those that stay silent count.
+  on_session_event(id, EPOLLIN);
   const auto silent = std::count_if(sessions_.begin(), sessions_.end(),
                                     [](const auto& entry) { return entry.second.state == State::kHello; });
-  if (static_cast<std::size_t>(silent) > kSilentSessionsMax) {
+  const auto found = sessions_.find(id);
+  if (found != sessions_.end() && found->second.state == State::kHello &&
+      static_cast<std::size_t>(silent) > kSilentSessionsMax) {
     refuse(id, Error{Code::kExhausted, fmt::format("{} shm connections wait for their hello, limit {}",
                                                    silent - 1, kSilentSessionsMax)});
-    return;
   }
-  watch(id, session);
 }
 
 void ShmReceiveFabric::Core::on_session_event(SessionId id, std::uint32_t events) {
@@ -214,6 +214,13 @@ void ShmReceiveFabric::Core::on_session_event(SessionId id, std::uint32_t events
   }
   std::vector<std::string> frames;
   auto received = session.channel.receive(frames);
+  // A frame may answer to a command posted only a moment ago: the notice of a grant, the hello of an offer.
+  // What caused the frame was posted before the frame was sent, so it is in the mailbox now, and maybe not
+  // before.
+  handle_mail();
+  if (stopping_ || session.state == State::kClosing) {
+    return;
+  }
   for (const std::string& text : frames) {
     if (!on_frame(id, text)) {
       return;

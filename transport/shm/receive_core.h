@@ -71,14 +71,14 @@ class ShmReceiveFabric::Core {
   };
 
   void run();
-  bool handle_mail();  // false: stop
+  void handle_mail();
   void handle(AddPool& command);
   void handle(RemovePool& command);
   void handle(Admit& command);
   void handle(Open& command);
   void handle(Close& command);
   void handle(Fence& command);
-  void handle(Stop&) {}
+  void handle(Stop&) { stopping_ = true; }
 
   void accept_all();
   void set_accepting(bool accepting);
@@ -105,6 +105,7 @@ class ShmReceiveFabric::Core {
   UniqueFd epoll_;
   shm::ListenSocket listener_;
   bool accepting_ = true;
+  bool stopping_ = false;
   SteadyTime accept_again_;
 
   GrantTable grants_;

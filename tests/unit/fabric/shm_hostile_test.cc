@@ -75,6 +75,29 @@ TEST_CASE("shm: a notice lands once, for an open grant, from its source and for 
   CHECK(ends.receive_log.count<PeerDown>() == 0);
 }
 
+TEST_CASE("shm: a notice is never judged before the grant that was opened before it") {
+  // Notices stream in while grants are opened one by one; each notice is sent after its open() has returned,
+  // and so must land, however the receiver's thread interleaves its mailbox and its socket.
+  ShmEnds ends;
+  ends.receive->add_pool(plain_pool(0, 4, std::byte{0}));
+  FakeSender sender(ends);
+  sender.hello();
+  constexpr std::size_t kNotices = 5000;
+  for (Generation generation = 1; generation <= kNotices; ++generation) {
+    open_grant(ends, generation);
+    // A stream that is full for a moment is written to the end by the next call.
+    KVF_CHECK(sender.channel.send(shm::to_text(shm::Notice{transfer_key(generation), 1, 1, 1})).has_value());
+    do {
+      KVF_CHECK(sender.channel.flush().has_value());
+    } while (sender.channel.wants_write());
+  }
+  CHECK(ends.receive_log.wait([](const EventLog::Events& events) {
+    return EventLog::count<Landed>(events) + EventLog::count<Rejected>(events) >= kNotices;
+  }));
+  CHECK(ends.receive_log.count<Landed>() == kNotices);
+  CHECK(ends.receive_log.count<Rejected>() == 0);
+}
+
 TEST_CASE("shm: a grant that does not fit its pool is reported") {
   ShmEnds ends;
   open_grant(ends, 1);
