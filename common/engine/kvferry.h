@@ -5,7 +5,8 @@
  *
  * Threads: one kvf_engine may be used by one thread at a time; different ones are independent.
  * Errors: calls return 0 or a negative kvf_code; kvf_last_error() has the sentence that names the field, the
- * values and the fix. A refused call changes nothing and may be repeated.
+ * values and the fix. A refused call changes nothing and may be repeated. A call that the daemon does not
+ * answer within 10 s (attach: plus 1 s per GiB of pool) returns -KVF_DEADLINE, and the connection is over.
  * Pages: after an accepted kvf_send / kvf_expect the pages belong to the daemon until the room's final event
  * (LANDED, FAILED, ABORTED). Exactly one final event follows for each accepted room, also when the peer, or
  * the daemon, dies (then kvf_next_event returns -KVF_UNAVAILABLE once the connection is gone: re-attach).

@@ -23,6 +23,8 @@ namespace {
 
 // Out of descriptors or memory: waiting lets other connections end, trying at once would spin.
 constexpr auto kAcceptPause = std::chrono::milliseconds(100);
+// After this many new connections the engines that are here get their turn.
+constexpr int kAcceptsPerTurn = 64;
 
 // A refused engine gets its reason from an empty socket buffer, so one write is enough.
 void refuse(int socket, const Error& error) {
@@ -64,13 +66,13 @@ struct EngineServer::Impl final : EngineConnection::Owner, std::enable_shared_fr
     acceptor.async_wait(asio::socket_base::wait_read,
                         [self = shared_from_this()](const boost::system::error_code& error) {
                           if (!error && self->acceptor.is_open()) {
-                            self->accept_all();
+                            self->accept_some();
                           }
                         });
   }
 
-  void accept_all() {
-    while (true) {
+  void accept_some() {
+    for (int i = 0; i < kAcceptsPerTurn; ++i) {
       UniqueFd socket(::accept4(acceptor.native_handle(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
       if (socket) {
         admit(std::move(socket));
@@ -80,8 +82,7 @@ struct EngineServer::Impl final : EngineConnection::Owner, std::enable_shared_fr
         continue;
       }
       if (errno == EAGAIN || errno == EWOULDBLOCK) {
-        wait_accept();
-        return;
+        break;
       }
       KVF_LOG_ERROR("engine socket cannot accept", log::kv("error", errno_error("accept", errno).message));
       pause.expires_after(kAcceptPause);
@@ -92,6 +93,7 @@ struct EngineServer::Impl final : EngineConnection::Owner, std::enable_shared_fr
       });
       return;
     }
+    wait_accept();
   }
 
   void admit(UniqueFd socket) {
