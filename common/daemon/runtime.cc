@@ -3,19 +3,12 @@
 #include <sys/random.h>
 #include <systemd/sd-daemon.h>
 
-#include <chrono>
 #include <fstream>
 #include <map>
 
 #include "common/base/check.h"
 
 namespace kvferry {
-
-std::int64_t steady_now() {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(
-             std::chrono::steady_clock::now().time_since_epoch())
-      .count();
-}
 
 std::uint64_t random_u64() {
   std::uint64_t value = 0;

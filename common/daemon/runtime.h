@@ -5,14 +5,13 @@
 #include <string>
 #include <vector>
 
+#include "common/base/clock.h"
 #include "common/daemon/config.h"
 #include "common/engine/server.h"
 #include "common/handshake/descriptor.h"
 
 namespace kvferry {
 
-/// Monotonic nanoseconds since an arbitrary start.
-std::int64_t steady_now();
 /// Cryptographically random.
 std::uint64_t random_u64();
 /// Equal for two processes exactly when they share a booted kernel; pools can be passed only then.

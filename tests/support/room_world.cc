@@ -98,8 +98,10 @@ std::shared_ptr<Pool> RoomWorld::new_pool(const Topology& topology, RankIndex ra
   PoolLayout layout;
   layout.rank = rank;
   layout.page_size = spec_.page_size;
+  std::uint64_t offset = 0;
   for (const BufferShape& shape : rank_buffers(spec_.model, topology, topology.coord(rank), spec_.pages)) {
-    layout.buffers.push_back(BufferPlace{shape, 0, 0});
+    layout.buffers.push_back(BufferPlace{shape, 0, offset});
+    offset += shape.pages * spec_.page_size * shape.row_bytes;
   }
   layout.aux = {AuxField{"output_ids", 64, 64, 1, 0}, AuxField{kAuxRoomField, 64, 64, 1, 64 * 64}};
   return make_pool(std::move(layout), guard);

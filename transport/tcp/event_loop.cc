@@ -14,12 +14,6 @@
 
 namespace kvferry {
 
-Nanos steady_now() {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(
-             std::chrono::steady_clock::now().time_since_epoch())
-      .count();
-}
-
 Result<std::unique_ptr<EventLoop>> EventLoop::create() {
   std::unique_ptr<EventLoop> loop(new EventLoop());
   loop->epoll_.reset(::epoll_create1(EPOLL_CLOEXEC));

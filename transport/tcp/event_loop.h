@@ -14,13 +14,12 @@
 
 #include "common/base/result.h"
 #include "common/base/unique_fd.h"
+#include "common/base/clock.h"
 #include "transport/fabric.h"
 
 namespace kvferry {
 
 inline constexpr Nanos kNever = std::numeric_limits<Nanos>::max();
-Nanos steady_now();
-
 class EventLoop {
  public:
   using Task = std::function<void()>;

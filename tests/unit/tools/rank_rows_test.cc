@@ -87,6 +87,9 @@ TEST_CASE("what is filled checks clean, and every byte of the pages is compared,
     for (const char* text : {"tp=1", "tp=2", "tp=8", "tp=2,pp=2", "tp=4,dcp=4", "tp=4,dcp=2"}) {
       const auto topology = parse_topology(text);
       REQUIRE(topology);
+      if (topology->dcp > 1 && attention == AttentionKind::kMha) {
+        continue;  // heads and tokens are never both split
+      }
       const std::uint64_t first = std::uint64_t{4} * topology->dcp;
       const std::uint64_t end = first + 1 + random() % 21;
       std::uint64_t payload = 0;
