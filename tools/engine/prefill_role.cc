@@ -193,6 +193,7 @@ bool PrefillRole::send_step(Request& request, Instant now) {
     return true;
   }
   part.accepted = true;
+  part.complete = last;
   if (!std::exchange(request.started, true)) {
     sink_.emit({{"event", "started"}, {"room", request.state.room}});
   }
@@ -222,10 +223,8 @@ void PrefillRole::on_event(Rank& rank, const kvf_event& event, Instant now) {
   if (event.type == KVF_EVENT_LANDED) {
     part->bytes = event.bytes;
     part->transfer_ns = event.transfer_ns;
-    const bool all_sent = std::none_of(found->second.sends.begin(), found->second.sends.end(),
-                                       [&](const Send& send) { return &state.parts[send.part] == part; });
     end_part(*part);
-    if (!all_sent || found->second.fills()) {
+    if (!part->complete) {
       fail_room(state, Error{Code::kProtocol,
                              fmt::format("rank {} reported the room landed before its last chunk was "
                                          "sent",

@@ -22,6 +22,7 @@ struct RoomPart {
   std::vector<std::uint32_t> pages;
   std::int32_t slot = -1;
   bool accepted = false;  // the daemon owns the pages
+  bool complete = false;  // prefill: the last chunk was accepted
   bool ended = false;     // pages and slot are given back
   std::uint64_t bytes = 0;
   std::uint64_t transfer_ns = 0;

@@ -25,7 +25,8 @@ std::vector<FakeCall> FakeDaemon::named(const std::string& name) const {
 
 using kvferry::fake_daemon;
 
-int kvf_attach(const char*, const kvf_pool* pool, kvf_engine** out, char* error, size_t error_size) {
+int kvf_attach(const char*, const kvf_pool* pool, kvf_engine** out, char* error,
+               size_t error_size) KVF_NOEXCEPT {
   std::snprintf(error, error_size, "as the test says");
   if (fake_daemon().attach_code == 0) {
     *out = new kvf_engine{pool->tp_rank};
@@ -34,7 +35,7 @@ int kvf_attach(const char*, const kvf_pool* pool, kvf_engine** out, char* error,
   return fake_daemon().attach_code;
 }
 
-int kvf_send(kvf_engine* engine, const kvf_chunk* chunk) {
+int kvf_send(kvf_engine* engine, const kvf_chunk* chunk) KVF_NOEXCEPT {
   const int code = fake_daemon().send_codes[engine->tp_rank];
   if (code == 0) {
     fake_daemon().calls.push_back({"send",
@@ -49,7 +50,7 @@ int kvf_send(kvf_engine* engine, const kvf_chunk* chunk) {
   return code;
 }
 
-int kvf_expect(kvf_engine* engine, const kvf_expectation* expectation) {
+int kvf_expect(kvf_engine* engine, const kvf_expectation* expectation) KVF_NOEXCEPT {
   const int code = fake_daemon().send_codes[engine->tp_rank];
   if (code == 0) {
     fake_daemon().calls.push_back({"expect",
@@ -64,24 +65,24 @@ int kvf_expect(kvf_engine* engine, const kvf_expectation* expectation) {
   return code;
 }
 
-int kvf_abort(kvf_engine* engine, uint64_t room, const char*) {
+int kvf_abort(kvf_engine* engine, uint64_t room, const char*) KVF_NOEXCEPT {
   fake_daemon().calls.push_back({.name = "abort", .tp_rank = engine->tp_rank, .room = room, .pages = {}});
   return 0;
 }
 
-int kvf_next_event(kvf_engine*, kvf_event*, int) {
+int kvf_next_event(kvf_engine*, kvf_event*, int) KVF_NOEXCEPT {
   return 0;
 }
 
-int kvf_event_fd(const kvf_engine*) {
+int kvf_event_fd(const kvf_engine*) KVF_NOEXCEPT {
   return -1;
 }
 
-void kvf_detach(kvf_engine* engine) {
+void kvf_detach(kvf_engine* engine) KVF_NOEXCEPT {
   --fake_daemon().attached;
   delete engine;
 }
 
-const char* kvf_last_error(const kvf_engine*) {
+const char* kvf_last_error(const kvf_engine*) KVF_NOEXCEPT {
   return "refused by the test";
 }

@@ -5,6 +5,7 @@
 
 #include <catch2/catch.hpp>
 
+#include "common/base/log.h"
 #include "fake_daemon.h"
 #include "tools/engine/decode_role.h"
 #include "tools/engine/prefill_role.h"
@@ -31,6 +32,7 @@ struct Sink : EventSink {
 struct World {
   explicit World(const char* topology_text) {
     fake_daemon() = FakeDaemon{};
+    log::set_level(log::Level::kError);
     RankOptions options;
     options.model.attention = AttentionKind::kMha;
     options.model.hidden_layers = 2;
@@ -176,6 +178,28 @@ TEST_CASE("one rank's failure aborts the room on the other, and the first reason
   role.on_event(world.ranks[0], world.event(KVF_EVENT_ABORTED, 0, "aborted"), world.now);
   CHECK(world.sink.last("failed").at("reason") == "peer demo-decode was lost");
   CHECK(world.sink.last("failed").at("code") == "peer_lost");
+  CHECK(world.balanced());
+}
+
+TEST_CASE(
+    "a rank that has sent everything may land while another still fills, but not before its last chunk") {
+  World world("tp=2");
+  PrefillRole role(world.role_options, world.ranks, world.sink);
+  REQUIRE(role.on_command("request", request(8, 0, true)));
+  while (fake_daemon().named("send").empty()) {
+    REQUIRE(role.work(world.now));
+  }
+  role.on_event(world.ranks[0], world.event(KVF_EVENT_LANDED, 8), world.now);
+  world.work(role);
+  role.on_event(world.ranks[1], world.event(KVF_EVENT_LANDED, 8), world.now);
+  CHECK(world.sink.last("landed").at("room") == kRoom);
+
+  REQUIRE(role.on_command("request", request(16, 0, true)));
+  while (fake_daemon().named("send").size() < 3) {
+    REQUIRE(role.work(world.now));
+  }
+  role.on_event(world.ranks[0], world.event(KVF_EVENT_LANDED, 16), world.now);
+  CHECK(world.sink.last("failed").at("code") == "protocol");
   CHECK(world.balanced());
 }
 

@@ -91,8 +91,8 @@ std::string results_table(const DemoResults& results, const std::vector<std::str
   row("seconds", fmt::format("p50 {:.3f}  p99 {:.3f}  (first post to landing)",
                              percentile(results.seconds, 0.5), percentile(results.seconds, 0.99)));
   row("verified",
-      fmt::format("{} bytes: every byte of the destination pages and aux rows", results.verified));
-  row("mismatches", fmt::format("{} bytes", results.mismatches));
+      fmt::format("{} bytes, every byte of the destination pages and aux rows", results.verified));
+  row("mismatches", fmt::format("{}", results.mismatches));
   row("leaks", fmt::format("{} pages, {} aux slots", results.leaked_pages, results.leaked_slots));
   for (std::size_t i = 0; i < metrics.size(); ++i) {
     row(i == 0 ? "metrics" : "", metrics[i]);
