@@ -67,15 +67,20 @@ void print_setup(const DemoOptions& options, const DemoLayout& layout,
 }
 
 void print_end(const DemoOptions& options, const DemoCluster& cluster, const DemoResults& results,
-               std::uint64_t memory) {
+               const PoolSizes& pools, std::uint64_t memory) {
   std::vector<std::string> metrics;
   for (const Side side : {Side::kPrefill, Side::kDecode}) {
     metrics.push_back(fmt::format("http://{}/metrics ({} daemon{})", cluster.metrics(side), side_name(side),
                                   options.hold ? "" : ", while it ran; --hold keeps it up"));
   }
   if (results.clipped > 0) {
-    fmt::print("{} of {} requests clipped to at most {} tokens: this machine has {} of memory available\n",
-               results.clipped, results.requests_wanted, results.clipped_to, format_bytes(memory));
+    fmt::print("{} of {} requests clipped to {} tokens: {}\n", results.clipped, results.requests_wanted,
+               pools.tokens,
+               options.memory_gib > 0
+                   ? fmt::format("--memory allows {}", format_bytes(pools.bytes))
+                   : fmt::format(
+                         "this machine has {} of memory available, and the pools take at most {:.0f} % of it",
+                         format_bytes(memory), 100 * kMemoryShare));
   }
   fmt::print("\n{}", results_table(results, metrics));
   if (options.keep) {
@@ -120,7 +125,7 @@ Result<bool> run_all(const DemoOptions& options, const std::filesystem::path& pr
   if (options.corrupt && results.mismatches == 0) {
     results.problems.push_back("the byte that was corrupted on purpose was not found");
   }
-  print_end(options, *cluster, results, memory);
+  print_end(options, *cluster, results, pools, memory);
   return results.good();
 }
 

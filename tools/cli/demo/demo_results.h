@@ -30,9 +30,8 @@ struct DemoResults {
   std::uint64_t prefix_hits = 0;  // requests
   std::uint64_t prefix_tokens = 0;
   std::uint64_t clipped = 0;
-  std::uint64_t clipped_to = 0;  // the longest clipped request's tokens
-  std::uint64_t tokens = 0;      // landed, without prefixes
-  std::uint64_t bytes = 0;       // of KV rows that landed on decode ranks
+  std::uint64_t tokens = 0;  // landed, without prefixes
+  std::uint64_t bytes = 0;   // of KV rows that landed on decode ranks
   std::uint64_t verified = 0;
   std::uint64_t mismatches = 0;
   std::vector<ActiveTime> active;   // prefill: first post to landing
@@ -40,6 +39,7 @@ struct DemoResults {
   std::vector<double> alone_rates;  // bytes per second of rooms that had the machine for themselves
   double memcpy_rate = 0;           // bytes per second
   std::uint64_t memcpy_page = 0;
+  bool balanced = false;  // the engines were asked what they hold at the end
   std::uint64_t leaked_pages = 0;
   std::uint64_t leaked_slots = 0;
   std::vector<std::string> problems;  // one line each; any makes the demo fail

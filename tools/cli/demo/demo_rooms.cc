@@ -70,6 +70,7 @@ std::optional<Room> DemoRooms::on_event(Side side, const nlohmann::json& event, 
   if (!state.ending(other(side))) {
     state.first_ending = now;
   }
+  state.last_ending = now;
   state.ending(side) = RoomEnding{landed, event.value("reason", ""), event};
   return state.ended() ? std::optional(state.room) : std::nullopt;
 }

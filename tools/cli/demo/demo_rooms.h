@@ -28,13 +28,15 @@ struct DemoRoom {
   Room room = 0;
   std::uint64_t tokens = 0;
   std::uint64_t prefix = 0;
-  bool alone = false;     // nothing else runs, and prefill fills everything before it sends
-  bool started = false;   // prefill's daemon has the first chunk
-  bool expected = false;  // decode's daemon has the expectation of every rank
-  bool hit_by_kill = false;
+  bool alone = false;        // nothing else runs, and prefill fills everything before it sends
+  bool started = false;      // prefill's daemon has the first chunk
+  bool expected = false;     // decode's daemon has the expectation of every rank
+  bool hit_by_kill = false;  // alive when the demo killed a daemon
+  bool cut_by_kill = false;  // and transferring then
   bool aborted_by_us = false;
   std::optional<RoomEnding> endings[2];
   Instant first_ending{};
+  Instant last_ending{};
 
   std::optional<RoomEnding>& ending(Side side) { return endings[static_cast<int>(side)]; }
   bool ended() const { return endings[0] && endings[1]; }

@@ -12,6 +12,9 @@ using std::chrono::steady_clock;
 
 // How long the other side of a failed room has to end by itself before the router aborts it there.
 constexpr seconds kAbortAfter{10};
+// The same where the two daemons cannot know of each other: one died before it had told the other of the
+// room.
+constexpr seconds kAbortAfterKill{1};
 constexpr seconds kAttachLimit{180};
 constexpr seconds kBalanceLimit{20};
 // Failures are rarely alone; after this many the rest of the trace would only repeat them.
@@ -44,7 +47,9 @@ Result<void> DemoRun::run(DemoCluster& cluster) {
     KVF_TRY_VOID(measure_alone(cluster));
   }
   progress_.finish();
-  return await_balance(cluster);
+  KVF_TRY_VOID(await_balance(cluster));
+  results_.balanced = true;
+  return {};
 }
 
 Result<void> DemoRun::await_attached(DemoCluster& cluster) {
@@ -93,6 +98,9 @@ Result<void> DemoRun::step(DemoCluster& cluster) {
     on_event(cluster, event);
     last_event_ = steady_clock::now();
   }
+  if (misfit_) {
+    return fail(Code::kMismatch, "the two sides do not fit: {}", *misfit_);
+  }
   abort_survivors(cluster);
   progress_.show(results_, rooms_.size());
   return check_progress();
@@ -109,7 +117,10 @@ bool DemoRun::admit_next(DemoCluster& cluster) {
   }
   if (admission.clipped) {
     ++results_.clipped;
-    results_.clipped_to = std::max(results_.clipped_to, admission.tokens);
+    progress_.note(
+        fmt::format("request {} of {} tokens is clipped to {} ({} of them a prefix hit): the pools hold {} "
+                    "tokens",
+                    next_ + 1, request.input_tokens, admission.tokens, admission.prefix, pools_.tokens));
   }
   // Seen from here on and not from the landing on, so that the same seed moves the same bytes.
   prefixes_.add(request, admission.tokens);
@@ -164,6 +175,9 @@ void DemoRun::on_event(DemoCluster& cluster, const ClusterEvent& event) {
   } else if (kind == "corrupted") {
     corruption_ = event.body;
     progress_.note(fmt::format("corrupting one byte on purpose: {}", event.body.dump()));
+  }
+  if (kind == "failed" && event.body.value("code", "") == "mismatch") {
+    misfit_ = event.body.value("reason", "");
   }
   const auto ended = rooms_.on_event(event.side, event.body, steady_clock::now());
   if (ended) {
@@ -230,7 +244,8 @@ void DemoRun::abort_survivors(DemoCluster& cluster) {
   const Instant now = steady_clock::now();
   for (auto& [id, room] : rooms_.all()) {
     const bool one_ended = room.endings[0].has_value() != room.endings[1].has_value();
-    if (!one_ended || room.aborted_by_us || now < room.first_ending + kAbortAfter) {
+    const seconds wait = room.hit_by_kill && !room.cut_by_kill ? kAbortAfterKill : kAbortAfter;
+    if (!one_ended || room.aborted_by_us || now < room.first_ending + wait) {
       continue;
     }
     const Side side = room.endings[0] ? Side::kDecode : Side::kPrefill;
@@ -240,7 +255,7 @@ void DemoRun::abort_survivors(DemoCluster& cluster) {
       cluster.send(side, {{"op", "abort"},
                           {"room", id},
                           {"reason", fmt::format("the {} side ended it {} s ago: {}", side_name(other(side)),
-                                                 kAbortAfter.count(), first.reason)}});
+                                                 wait.count(), first.reason)}});
     }
   }
 }

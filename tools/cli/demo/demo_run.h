@@ -45,7 +45,8 @@ class DemoRun {
 
   bool kill_is_due() const;
   Result<void> kill_and_recover(DemoCluster& cluster);
-  void judge_killed(DemoCluster& cluster, Side victim, const std::vector<Room>& hit);
+  void report_killed(Instant killed_at, std::uint64_t landed);
+  void judge_killed(DemoCluster& cluster, Side victim);
 
   const DemoOptions& options_;
   DemoLayout layout_;
@@ -60,7 +61,8 @@ class DemoRun {
   bool corrupted_ = false;                    // prefill was asked to
   std::optional<nlohmann::json> corruption_;  // where it did
   std::optional<nlohmann::json> stats_[2];
-  std::vector<DemoRoom> killed_;  // ended, and hit by the kill
+  std::optional<std::string> misfit_;  // why no room can ever land
+  std::vector<DemoRoom> killed_;       // ended, and hit by the kill
   bool kill_done_ = false;
   Instant last_event_{};
 };
