@@ -164,6 +164,7 @@ class Rooms {
     Nanos created = 0;
     Nanos progress = 0;
     std::optional<Error> failure;
+    bool decode_knows = false;  // the failure came from there, so no grant of this use is still on its way
     std::uint64_t page_count = 0;
   };
   struct Peer {

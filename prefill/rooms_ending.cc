@@ -98,8 +98,11 @@ void Rooms::finish(Nanos now, Entries::iterator at, Actions& out) {
   for (const auto& [rank, to] : entry.destinations) {
     tombstone.finished.push_back(to.key);
   }
-  if (entry.failure && entry.chunks.empty()) {
-    tombstone.error = entry.failure;  // an engine that sends this room later must find the reason
+  if (entry.failure && !entry.decode_knows && !complete(entry)) {
+    tombstone.by_engine = true;  // grants of this use that are still on their way must find the reason
+    tombstone.error = entry.failure;
+  } else if (entry.failure && entry.chunks.empty()) {
+    tombstone.error = entry.failure;  // and so must an engine that sends this room later
   }
   bury(key, std::move(tombstone));
   entries_.erase(at);

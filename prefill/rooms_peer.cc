@@ -47,6 +47,7 @@ void Rooms::peer_lost(Nanos now, PeerId peer, const Error& error, Actions& out) 
   }
   for (const RoomKey& key : touched) {
     if (const auto room = entries_.find(key); room != entries_.end()) {
+      room->second.decode_knows = room->second.decode_knows || !room->second.failure;
       begin_end(now, key, room->second, error, out);
       settle(now, key, out);
     }
@@ -202,6 +203,7 @@ void Rooms::on_stop(Nanos now, PeerId peer, const message::Stop& stop, Actions& 
     if (to->second.drained) {
       out.push_back(SendMessage{peer, message::TransferDrained{{stop.key, rank}}});
     }
+    at->second.decode_knows = at->second.decode_knows || !at->second.failure;
     begin_end(now, key, at->second, Error{stop.code, stop.reason}, out);
     settle(now, key, out);
   }

@@ -92,7 +92,11 @@ RoomWorld::RoomWorld(WorldSpec spec)
   }
 }
 
-RoomWorld::~RoomWorld() = default;
+RoomWorld::~RoomWorld() {
+  // The fabrics report their end to the queues, so they go first.
+  send_fabric_.reset();
+  receive_fabric_.reset();
+}
 
 std::shared_ptr<Pool> RoomWorld::new_pool(const Topology& topology, RankIndex rank, std::byte guard) const {
   PoolLayout layout;

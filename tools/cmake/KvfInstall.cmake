@@ -1,0 +1,6 @@
+include(GNUInstallDirs)
+install(TARGETS kvferry-prefill kvferry-decode kvferry-command RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+install(TARGETS kvferry LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
+install(FILES common/engine/kvferry.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
+install(FILES deploy/prefill.json deploy/decode.json DESTINATION ${CMAKE_INSTALL_DATADIR}/kvferry)
+install(FILES deploy/systemd/kvferry-prefill.service deploy/systemd/kvferry-decode.service DESTINATION lib/systemd/system)

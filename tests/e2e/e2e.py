@@ -1,0 +1,210 @@
+#!/usr/bin/env python3
+"""End-to-end tests with the real daemons and engines on this host. e2e.py CASE BUILD_DIR; `e2e.py list` names the cases.
+Each case starts what it needs on ports that the system chooses and leaves nothing behind."""
+import json
+import os
+import re
+import select
+import subprocess
+import sys
+import tempfile
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+
+def demo(build, *options, expect=0, timeout=600):
+    command = [str(build / "tools/kvferry"), "demo", "--memory", "0.5", *options]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout)
+    text = done.stdout + done.stderr
+    if done.returncode != expect:
+        raise AssertionError(f"{' '.join(command)} ended with {done.returncode}, expected {expect}:\n{text[-6000:]}")
+    return text
+
+
+def landed(text, requests):
+    need(re.search(rf"requests +{requests} of {requests} landed, 0 failed", text), f"not all {requests} landed", text)
+    need(re.search(r"mismatches +0 bytes", text), "mismatches", text)
+    need(re.search(r"leaks +0 pages", text), "leaks", text)
+
+
+def need(condition, what, text=""):
+    if not condition:
+        raise AssertionError(f"{what}\n{text[-6000:]}")
+
+
+def transfer(fabric, *options):
+    def run(build):
+        landed(demo(build, "--fabric", fabric, "--requests", "4", *options), 4)
+    return run
+
+
+def corrupt(build):
+    text = demo(build, "--requests", "2", "--corrupt", expect=1)
+    need(re.search(r"MISMATCH room \d+ .*layer \d+ .*position \d+ .*rank \d+", text), "the place is not named", text)
+
+
+def killed(side, fabric):
+    def run(build):
+        text = demo(build, "--fabric", fabric, "--requests", "8", "--kill", side, "--kill-after", "1")
+        need("OK" in text, "the demo does not say OK", text)
+        need(re.search(r"leaks +0 pages", text), "leaks", text)
+    return run
+
+
+class Daemon:
+    """One daemon with a private configuration; .ready has what it printed when it was up."""
+
+    def __init__(self, build, role, folder, **config):
+        path = Path(folder) / f"{role}.json"
+        base = {"instance": role, "model": "deepseek-v3", "engine_socket": {"path": f"{folder}/{role}.sock"},
+                "metrics": {"listen": "127.0.0.1:0"}, "fabrics": ["tcp"]}
+        if role == "prefill":
+            base["bootstrap"] = {"listen": "127.0.0.1:0"}
+        base.update(config)
+        path.write_text(json.dumps(base))
+        self.process = subprocess.Popen([str(build / role / f"kvferry-{role}"), "--config", str(path)],
+                                        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        readable, _, _ = select.select([self.process.stdout], [], [], 60)
+        line = self.process.stdout.readline() if readable else ""
+        if not line:
+            self.process.kill()
+            raise AssertionError(f"kvferry-{role} did not start: {self.process.stderr.read()}")
+        self.ready = json.loads(line)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.process.terminate()
+        need(self.process.wait(60) == 0, f"exit status {self.process.returncode} after SIGTERM")
+
+
+def http(address, method, path, body=None):
+    data = None if body is None else (body if isinstance(body, bytes) else json.dumps(body).encode())
+    request = urllib.request.Request(f"http://{address}{path}", data=data, method=method,
+                                     headers={"Content-Type": "application/json"})
+    try:
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
+def routes(build):
+    """The SGLang routes answer as documented, and bad input is a precise 4xx."""
+    with tempfile.TemporaryDirectory() as folder, Daemon(build, "prefill", folder) as daemon:
+        at = daemon.ready["bootstrap"]
+        need(http(at, "GET", "/health") == (200, "OK"), "health")
+        need(http(at, "GET", "/route")[0] == 400, "route without parameters")
+        sentinel = "/route?prefill_dp_rank=-1&prefill_cp_rank=-1&target_tp_rank=-1&target_pp_rank=-1"
+        need(http(at, "GET", sentinel)[0] == 503, "not ready yet")
+        registration = {"attn_tp_size": 1, "attn_tp_rank": 0, "attn_cp_size": 1, "attn_cp_rank": 0, "attn_dp_size": 1,
+                        "attn_dp_rank": 0, "pp_size": 1, "pp_rank": 0, "system_dp_size": 1, "system_dp_rank": 0,
+                        "rank_ip": "2001:db8::7", "rank_port": 4321, "page_size": 64, "kv_cache_dtype": "bf16"}
+        need(http(at, "PUT", "/route", registration) == (200, "OK"), "registration")
+        status, body = http(at, "GET", sentinel)
+        topology = json.loads(body)
+        need(status == 200 and topology["attn_tp_size"] == 1 and topology["page_size"] == 64, "topology", body)
+        status, body = http(at, "GET", "/route?prefill_dp_rank=0&prefill_cp_rank=0&target_tp_rank=0&target_pp_rank=0")
+        need((status, json.loads(body)) == (200, {"rank_ip": "2001:db8::7", "rank_port": 4321}), "rank", body)
+        need(http(at, "GET", "/route?prefill_dp_rank=0&prefill_cp_rank=0&target_tp_rank=9&target_pp_rank=0")[0] == 404, "404")
+        need(http(at, "GET", "/route?prefill_dp_rank=x&prefill_cp_rank=0&target_tp_rank=0&target_pp_rank=0")[0] == 400, "400")
+        need(http(at, "DELETE", "/route")[0] == 405, "405")
+        need(http(at, "POST", "/register_dp_rank", {"bootstrap_room": 77, "dp_rank": 0}) == (200, "OK"), "register dp rank")
+        status, body = http(at, "POST", "/query_dp_ranks", {"bootstrap_rooms": [77, 78]})
+        need((status, json.loads(body)) == (200, {"77": 0}), "query dp ranks", body)
+        for bad in (b"{", b"[]", b'{"bootstrap_room": 9223372036854775808, "dp_rank": 0}', b'{"bootstrap_room": -1, "dp_rank": 0}',
+                    b'{"bootstrap_room": 1.5, "dp_rank": 0}', b'{"bootstrap_room": "1", "dp_rank": 0}', b"[" * 100000):
+            status, body = http(at, "POST", "/register_dp_rank", bad)
+            need(400 <= status < 500, f"{bad[:60]!r} is answered with {status}", body)
+        need(http(at, "PUT", "/route", b"x" * (2 << 20))[0] == 413, "a body over the limit")
+        need(http(at, "GET", "/health")[0] == 200, "alive after all that")
+
+
+def metrics(build):
+    """Metrics and health of both daemons on their own listeners; promtool finds nothing to say."""
+    promtool = subprocess.run(["sh", "-c", "command -v promtool"], capture_output=True).returncode == 0
+    with tempfile.TemporaryDirectory() as folder, Daemon(build, "prefill", folder) as one, \
+            Daemon(build, "decode", folder, tcp={"listen": "127.0.0.1:0"}) as two:
+        for daemon in (one, two):
+            at = daemon.ready["metrics"]
+            status, text = http(at, "GET", "/metrics")
+            need(status == 200 and "kvferry_transfers_total" in text, "metrics", text)
+            need(http(at, "GET", "/healthz")[0] == 200, "healthz")
+            need(http(at, "GET", "/readyz")[0] == 503, "readyz without engines")
+            if promtool:
+                done = subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True, text=True)
+                need(done.returncode == 0 and not done.stderr.strip(), f"promtool: {done.stdout}{done.stderr}")
+    if not promtool:
+        print("SKIPPED: promtool is not installed")
+        sys.exit(77)
+
+
+def configs(build):
+    """Every problem of a configuration is reported at once, with exit status 2, before anything starts."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "bad.json"
+        path.write_text('{"model": "deepseek-v4", "page_size": 0, /* a comment */ "topologie": {}, "fabrics": ["carrier pigeon"],'
+                        ' "timeouts": {"transfer": "soon"}, "engine_socket": {"mode": "rw"}}')
+        done = subprocess.run([str(build / "prefill/kvferry-prefill"), "--config", str(path), "--check-config"],
+                              capture_output=True, text=True)
+        need(done.returncode == 2, f"exit status {done.returncode}", done.stderr)
+        for key in ("model", "page_size", "topologie", "fabrics", "timeouts.transfer", "engine_socket.mode"):
+            need(key in done.stderr, f"{key} is not reported", done.stderr)
+        for role in ("prefill", "decode"):
+            good = ROOT / "deploy" / f"{role}.json"
+            daemon = str(build / role / f"kvferry-{role}")
+            need(subprocess.run([daemon, "--config", str(good), "--check-config"]).returncode == 0, f"deploy/{role}.json")
+            printed = subprocess.run([daemon, "--config", str(good), "--print-config"], capture_output=True, text=True)
+            path.write_text(printed.stdout)
+            again = subprocess.run([daemon, "--config", str(path), "--print-config"], capture_output=True, text=True)
+            need(again.stdout == printed.stdout and again.returncode == 0, "--print-config is not a fixed point", again.stderr)
+            need(subprocess.run([daemon, "--version"], capture_output=True).returncode == 0, "--version")
+        path.write_text('{"model": "deepseek-v3", "metrics": {"listen": "0.0.0.0:9402"}, "tcp": {"listen": "10.0.0.1:1"}}')
+        done = subprocess.run([str(build / "decode/kvferry-decode"), "--config", str(path), "--check-config"],
+                              capture_output=True, text=True)
+        need(done.returncode == 2 and "insecure" in done.stderr, "an open listener needs insecure: true", done.stderr)
+
+
+CASES = {
+    "shm": transfer("shm"),
+    "tcp": transfer("tcp"),
+    "ucx over shared memory": transfer("ucx"),
+    "ucx over tcp": transfer("ucx-tcp"),
+    "gqa tp4 to tp8": transfer("shm", "--model", "llama-3.1-70b", "--prefill", "tp=4", "--decode", "tp=8"),
+    "four heads, tp2 to tp8": transfer("tcp", "--model", "qwen3-235b-a22b", "--prefill", "tp=2", "--decode", "tp=8"),
+    "gqa tp8 to tp2": transfer("shm", "--model", "llama-3.1-8b", "--prefill", "tp=8", "--decode", "tp=2"),
+    "dcp 2 to 2": transfer("shm", "--prefill", "tp=2,dcp=2", "--decode", "tp=2,dcp=2"),
+    "corrupt byte is found and named": corrupt,
+    "prefill daemon killed over shm": killed("prefill", "shm"),
+    "decode daemon killed over shm": killed("decode", "shm"),
+    "prefill daemon killed over tcp": killed("prefill", "tcp"),
+    "decode daemon killed over tcp": killed("decode", "tcp"),
+    "sglang routes": routes,
+    "metrics": metrics,
+    "configurations": configs,
+}
+
+
+def main():
+    if len(sys.argv) == 2 and sys.argv[1] == "list":
+        print("\n".join(CASES))
+        return 0
+    if len(sys.argv) != 3 or sys.argv[1] not in CASES:
+        print(__doc__)
+        return 2
+    os.environ.setdefault("UCX_HANDLE_ERRORS", "none")
+    try:
+        CASES[sys.argv[1]](Path(sys.argv[2]).resolve())
+    except AssertionError as error:
+        print(f"FAILED: {error}")
+        return 1
+    print("OK")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
