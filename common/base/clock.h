@@ -8,7 +8,8 @@ namespace kvferry {
 
 /// Nanoseconds since an arbitrary start; only differences mean something.
 inline std::int64_t steady_now() {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(
+             std::chrono::steady_clock::now().time_since_epoch())
       .count();
 }
 

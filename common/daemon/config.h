@@ -31,9 +31,9 @@ struct ShmConfig {
 };
 
 struct TcpConfig {
-  HostPort listen{"127.0.0.1", 0};        // decode: where blocks arrive
-  std::string advertise;                  // host that prefill dials; empty: the listen host
-  std::uint32_t connections = 2;          // prefill: per peer
+  HostPort listen{"127.0.0.1", 0};               // decode: where blocks arrive
+  std::string advertise;                         // host that prefill dials; empty: the listen host
+  std::uint32_t connections = 2;                 // prefill: per peer
   std::uint64_t socket_buffer_bytes = 1u << 20;  // per direction; 0: the kernel's own tuning
 };
 

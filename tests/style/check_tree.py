@@ -91,7 +91,7 @@ def check_files(root):
         for number, line in enumerate(lines, 1):
             if UNFINISHED.search(line):
                 problems.append(f"{name}:{number}: unfinished by its own words: {line.strip()[:80]}")
-            if name.startswith("tests/") and SLEEP.search(line):
+            if name.startswith("tests/") and SLEEP.search(line) and "// polls a fact" not in line:
                 problems.append(f"{name}:{number}: tests wait on facts, not on time: {line.strip()[:80]}")
     return problems
 

@@ -24,7 +24,7 @@ if(NOT KVF_HAVE_VERBS)
   message(WARNING "libibverbs-dev not found: RDMA device discovery is left out of this build")
 endif()
 
-# CUDA switches itself on where nvcc is found; kernels/ says at configure time what is built.
+# CUDA switches itself on where nvcc is found.
 include(CheckLanguage)
 option(KVF_CUDA "Build the CUDA parts when nvcc is found" ON)
 set(KVF_HAVE_CUDA OFF)
@@ -43,4 +43,4 @@ if(KVF_CUDA AND NOT KVF_SANITIZE AND NOT KVF_FUZZ)
   endif()
 endif()
 find_library(KVF_NCCL_LIBRARY nccl)
-message(STATUS "kvferry: UCX ${KVF_HAVE_UCX}, ibverbs ${KVF_HAVE_VERBS}, CUDA kernels ${KVF_HAVE_CUDA}, NCCL library ${KVF_NCCL_LIBRARY}")
+message(STATUS "kvferry: UCX ${KVF_HAVE_UCX}, ibverbs ${KVF_HAVE_VERBS}, CUDA compiler ${KVF_HAVE_CUDA} (no CUDA source in this version), NCCL library ${KVF_NCCL_LIBRARY}")

@@ -12,9 +12,9 @@
 #include <unordered_map>
 #include <vector>
 
+#include "common/base/clock.h"
 #include "common/base/result.h"
 #include "common/base/unique_fd.h"
-#include "common/base/clock.h"
 #include "transport/fabric.h"
 
 namespace kvferry {
