@@ -3,8 +3,10 @@
 // receive_setup.cc holds pools and connections, receive_datapath.cc blocks and notices.
 
 #include <atomic>
+#include <functional>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <unordered_map>
 #include <vector>
@@ -63,6 +65,9 @@ class UcxReceiveFabric::Core {
   void do_add_pool(const std::shared_ptr<const Pool>& pool);
   void do_remove_pool(RankIndex rank);
   void do_fence(PeerId id);
+  /// Queues a change of the grants for the worker's thread.
+  void call(std::function<void()> change);
+  void run_calls();
   void do_open(Grant grant);
   void do_close(const GrantKey& key);
   Result<std::string> describe_pool(const ucx::PoolRegistration& registration) const;
@@ -87,6 +92,10 @@ class UcxReceiveFabric::Core {
   const UcxOptions options_;
   const FabricSink sink_;
   GrantTable table_;
+  // Changes of the grants, in order. They have a queue of their own because a block may arrive within the
+  // same round of progress as its open(): then they are carried out before it is judged.
+  std::mutex calls_mutex_;  // guards calls_
+  std::vector<std::function<void()>> calls_;
   std::map<TransferKey, std::uint64_t> put_bytes_;  // announced by notices, until landed or closed
   std::unordered_map<PeerId, std::unique_ptr<Peer>> peers_;
   std::unordered_map<ucx::Session, Peer*> sessions_;

@@ -51,6 +51,9 @@ void UcxReceiveFabric::Core::on_rows(Peer& peer, const BlockMessage& message,
                                                              header.payload_bytes, payload.size())}});
     return;
   }
+  if (!table_.is_open(header.key.grant)) {
+    run_calls();
+  }
   auto placement = table_.admit(header, peer.id);
   if (!placement) {
     refuse(peer, header.key.grant, std::move(placement).error());
@@ -76,6 +79,9 @@ void UcxReceiveFabric::Core::on_notice(Peer& peer, const BlockMessage& message) 
     refuse(peer, header.key.grant,
            Refusal{false, Error{Code::kProtocol, "ucx: a notice of puts without put mode"}});
     return;
+  }
+  if (!table_.is_open(header.key.grant)) {
+    run_calls();
   }
   auto noticed = table_.notice(header, peer.id);
   if (!noticed) {

@@ -80,10 +80,29 @@ void UcxReceiveFabric::Core::remove_pool(RankIndex rank) {
   worker_->submit([this, rank] { do_remove_pool(rank); });
 }
 void UcxReceiveFabric::Core::open(Grant grant) {
-  worker_->submit([this, grant = std::move(grant)] { do_open(grant); });
+  call([this, grant = std::move(grant)] { do_open(grant); });
 }
 void UcxReceiveFabric::Core::close(const GrantKey& key) {
-  worker_->submit([this, key] { do_close(key); });
+  call([this, key] { do_close(key); });
+}
+
+void UcxReceiveFabric::Core::call(std::function<void()> change) {
+  {
+    const std::lock_guard lock(calls_mutex_);
+    calls_.push_back(std::move(change));
+  }
+  worker_->submit([this] { run_calls(); });
+}
+
+void UcxReceiveFabric::Core::run_calls() {
+  std::vector<std::function<void()>> calls;
+  {
+    const std::lock_guard lock(calls_mutex_);
+    calls.swap(calls_);
+  }
+  for (const auto& change : calls) {
+    change();
+  }
 }
 void UcxReceiveFabric::Core::fence(PeerId id) {
   worker_->submit([this, id] { do_fence(id); });
