@@ -124,11 +124,17 @@ void Daemon::on_fabric(FabricKind kind, const FabricEvent& event) {
     }
   }
   Actions actions;
-  rooms_.on_fabric(steady_now(), event, actions);
-  perform(actions);
-  if (down != nullptr) {
-    peer_fabric_.erase(down->peer);
+  if (down == nullptr) {
+    rooms_.on_fabric(steady_now(), event, actions);
+    perform(actions);
+    return;
   }
+  // Engines are told who went away, so the name goes into the reason before the peer is forgotten.
+  const Error named{down->error.code,
+                    fmt::format("prefill daemon {}: {}", services_->name(down->peer), down->error.message)};
+  rooms_.on_fabric(steady_now(), fabric_event::PeerDown{down->peer, named}, actions);
+  perform(actions);
+  peer_fabric_.erase(down->peer);
 }
 
 void Daemon::perform(Actions& actions) {

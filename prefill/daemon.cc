@@ -132,7 +132,14 @@ void Daemon::on_fabric(FabricKind kind, const FabricEvent& event) {
     return;
   }
   Actions actions;
-  rooms_.on_fabric(steady_now(), event, actions);
+  if (down == nullptr) {
+    rooms_.on_fabric(steady_now(), event, actions);
+  } else {
+    // Engines are told who went away, so the name goes into the reason before the peer is forgotten.
+    const Error named{down->error.code,
+                      fmt::format("decode daemon {}: {}", sessions_->name(down->peer), down->error.message)};
+    rooms_.on_fabric(steady_now(), fabric_event::PeerDown{down->peer, named}, actions);
+  }
   perform(actions);
 }
 
