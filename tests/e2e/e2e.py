@@ -183,6 +183,8 @@ CASES = {
     "decode daemon killed over shm": killed("decode", "shm"),
     "prefill daemon killed over tcp": killed("prefill", "tcp"),
     "decode daemon killed over tcp": killed("decode", "tcp"),
+    "prefill daemon killed over ucx": killed("prefill", "ucx"),
+    "decode daemon killed over ucx": killed("decode", "ucx"),
     "sglang routes": routes,
     "metrics": metrics,
     "configurations": configs,

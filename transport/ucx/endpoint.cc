@@ -35,7 +35,7 @@ struct EndpointCallbacks {
   }
 };
 
-Endpoint::Endpoint(std::uint32_t window) {
+Endpoint::Endpoint(std::shared_ptr<Worker> worker, std::uint32_t window) : worker_(std::move(worker)) {
   ops_.reserve(window + kControlOps);
   for (std::uint32_t i = 0; i < window + kControlOps; ++i) {
     ops_.push_back(std::make_unique<Op>());
@@ -48,9 +48,10 @@ Endpoint::Endpoint(std::uint32_t window) {
 
 Endpoint::~Endpoint() = default;
 
-Result<std::unique_ptr<Endpoint>> Endpoint::open(Worker& worker, std::span<const std::byte> address,
-                                                 std::uint32_t window) {
-  std::unique_ptr<Endpoint> endpoint(new Endpoint(window));
+Result<std::unique_ptr<Endpoint>> Endpoint::open(std::shared_ptr<Worker> worker,
+                                                 std::span<const std::byte> address, std::uint32_t window) {
+  ucp_worker* const handle = worker->handle();
+  std::unique_ptr<Endpoint> endpoint(new Endpoint(std::move(worker), window));
   ucp_ep_params_t params{};
   params.field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE |
                       UCP_EP_PARAM_FIELD_ERR_HANDLER;
@@ -58,7 +59,7 @@ Result<std::unique_ptr<Endpoint>> Endpoint::open(Worker& worker, std::span<const
   params.err_mode = UCP_ERR_HANDLING_MODE_PEER;
   params.err_handler.cb = &EndpointCallbacks::on_error;
   params.err_handler.arg = endpoint.get();
-  if (const ucs_status_t status = ucp_ep_create(worker.handle(), &params, &endpoint->ep_); status != UCS_OK) {
+  if (const ucs_status_t status = ucp_ep_create(handle, &params, &endpoint->ep_); status != UCS_OK) {
     return fail(
         ucs_error(status, "ucx: no endpoint to the peer; both sides need a common transport and device"));
   }

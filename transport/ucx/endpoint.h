@@ -53,9 +53,9 @@ struct Op {
 class Endpoint {
  public:
   /// `address` comes from a peer; UCX parses it, so only addresses of authenticated peers may get here.
-  static Result<std::unique_ptr<Endpoint>> open(Worker& worker, std::span<const std::byte> address,
-                                                std::uint32_t window);
-  /// Only after closed(), or when the worker is about to be destroyed.
+  static Result<std::unique_ptr<Endpoint>> open(std::shared_ptr<Worker> worker,
+                                                std::span<const std::byte> address, std::uint32_t window);
+  /// Only after closed(), or when the Progress has stopped. Lets go of the worker.
   ~Endpoint();
   Endpoint(const Endpoint&) = delete;
   Endpoint& operator=(const Endpoint&) = delete;
@@ -87,13 +87,14 @@ class Endpoint {
 
  private:
   friend struct EndpointCallbacks;
-  explicit Endpoint(std::uint32_t window);
+  Endpoint(std::shared_ptr<Worker> worker, std::uint32_t window);
   Op* take_from(std::vector<Op*>& list);
   void posted(Op* op, void* request, const char* what);
   void finish(Op* op, int status);
   void fail_with(Error error);
   std::string info() const;
 
+  std::shared_ptr<Worker> worker_;  // first: outlives the operations
   ucp_ep* ep_ = nullptr;
   std::optional<Error> error_;
   bool closing_ = false;

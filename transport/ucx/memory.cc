@@ -6,16 +6,18 @@
 #include <map>
 
 #include "common/base/check.h"
+#include "transport/ucx/worker.h"
 
 namespace kvferry::ucx {
 
-Result<std::unique_ptr<Registration>> Registration::map(Worker& worker, std::span<std::byte> memory) {
-  std::unique_ptr<Registration> registration(new Registration(worker, memory));
+Result<std::unique_ptr<Registration>> Registration::map(const Progress& progress,
+                                                        std::span<std::byte> memory) {
+  std::unique_ptr<Registration> registration(new Registration(progress, memory));
   ucp_mem_map_params_t params{};
   params.field_mask = UCP_MEM_MAP_PARAM_FIELD_ADDRESS | UCP_MEM_MAP_PARAM_FIELD_LENGTH;
   params.address = memory.data();
   params.length = memory.size();
-  if (const ucs_status_t status = ucp_mem_map(worker.context(), &params, &registration->handle_);
+  if (const ucs_status_t status = ucp_mem_map(progress.context(), &params, &registration->handle_);
       status != UCS_OK) {
     registration->handle_ = nullptr;
     return fail(ucs_error(
@@ -27,14 +29,14 @@ Result<std::unique_ptr<Registration>> Registration::map(Worker& worker, std::spa
 
 Registration::~Registration() {
   if (handle_ != nullptr) {
-    ucp_mem_unmap(worker_.context(), handle_);
+    ucp_mem_unmap(progress_.context(), handle_);
   }
 }
 
 Result<std::vector<std::byte>> Registration::key() const {
   void* packed = nullptr;
   std::size_t size = 0;
-  if (const ucs_status_t status = ucp_rkey_pack(worker_.context(), handle_, &packed, &size);
+  if (const ucs_status_t status = ucp_rkey_pack(progress_.context(), handle_, &packed, &size);
       status != UCS_OK) {
     return fail(ucs_error(status, "ucx: packing a memory key"));
   }
@@ -44,7 +46,7 @@ Result<std::vector<std::byte>> Registration::key() const {
   return out;
 }
 
-Result<std::unique_ptr<PoolRegistration>> PoolRegistration::map(Worker& worker,
+Result<std::unique_ptr<PoolRegistration>> PoolRegistration::map(const Progress& progress,
                                                                 std::shared_ptr<const Pool> pool) {
   struct Extent {
     std::byte* begin;
@@ -63,7 +65,7 @@ Result<std::unique_ptr<PoolRegistration>> PoolRegistration::map(Worker& worker,
   auto registration = std::make_unique<PoolRegistration>();
   registration->pool = std::move(pool);
   for (const auto& [fd, extent] : extents) {
-    KVF_TRY(auto region, Registration::map(worker, {extent.begin, extent.end}));
+    KVF_TRY(auto region, Registration::map(progress, {extent.begin, extent.end}));
     registration->regions.push_back(std::move(region));
   }
   return registration;

@@ -1,6 +1,6 @@
 #pragma once
 // Memory that UCX knows: registered once, used by many puts. Worker's thread only; must be gone before the
-// worker is destroyed.
+// context is.
 
 #include <cstddef>
 #include <memory>
@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "common/pool/pool.h"
-#include "transport/ucx/worker.h"
+#include "transport/ucx/progress.h"
 
 struct ucp_mem;
 
@@ -17,7 +17,7 @@ namespace kvferry::ucx {
 class Registration {
  public:
   /// `memory` stays mapped for longer than the Registration.
-  static Result<std::unique_ptr<Registration>> map(Worker& worker, std::span<std::byte> memory);
+  static Result<std::unique_ptr<Registration>> map(const Progress& progress, std::span<std::byte> memory);
   ~Registration();
   Registration(const Registration&) = delete;
   Registration& operator=(const Registration&) = delete;
@@ -28,9 +28,10 @@ class Registration {
   std::span<std::byte> memory() const { return memory_; }
 
  private:
-  Registration(Worker& worker, std::span<std::byte> memory) : worker_(worker), memory_(memory) {}
+  Registration(const Progress& progress, std::span<std::byte> memory)
+      : progress_(progress), memory_(memory) {}
 
-  Worker& worker_;
+  const Progress& progress_;
   std::span<std::byte> memory_;
   ucp_mem* handle_ = nullptr;
 };
@@ -40,7 +41,8 @@ struct PoolRegistration {
   std::shared_ptr<const Pool> pool;
   std::vector<std::unique_ptr<Registration>> regions;
 
-  static Result<std::unique_ptr<PoolRegistration>> map(Worker& worker, std::shared_ptr<const Pool> pool);
+  static Result<std::unique_ptr<PoolRegistration>> map(const Progress& progress,
+                                                       std::shared_ptr<const Pool> pool);
   /// Index of the region that holds `address`.
   std::uint32_t region_of(const std::byte* address) const;
 };

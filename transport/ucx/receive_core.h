@@ -16,6 +16,7 @@
 #include "transport/ucx/farewell.h"
 #include "transport/ucx/memory.h"
 #include "transport/ucx/outbox.h"
+#include "transport/ucx/progress.h"
 #include "transport/ucx/receive_fabric.h"
 #include "transport/ucx/wire.h"
 #include "transport/ucx/worker.h"
@@ -41,6 +42,7 @@ class UcxReceiveFabric::Core {
   struct Hello {
     ucx::Session session = 0;
     std::vector<std::byte> address;
+    std::shared_ptr<ucx::Worker> worker;  // that the hello came to
   };
 
   /// One accepted connection and its way back, which exists mainly for its error handler.
@@ -57,13 +59,15 @@ class UcxReceiveFabric::Core {
   struct Peer {
     PeerId id = 0;
     std::optional<ucx::Token> token;
-    std::optional<Hello> hello;  // accepted, waits for its endpoint or for the end of an older link
+    std::shared_ptr<ucx::Worker> worker;  // whose address went out with the token
+    std::optional<Hello> hello;           // accepted, waits for its endpoint or for the end of an older link
     std::unique_ptr<Link> link;
   };
 
   // receive_setup.cc
   void do_add_pool(const std::shared_ptr<const Pool>& pool);
   void do_remove_pool(RankIndex rank);
+  Result<std::vector<std::byte>> do_offer(PeerId id, const ucx::Token& token);
   void do_fence(PeerId id);
   /// Queues a change of the grants for the worker's thread.
   void call(std::function<void()> change);
@@ -103,7 +107,7 @@ class UcxReceiveFabric::Core {
   std::atomic<std::uint64_t> blocks_{0};
   std::atomic<std::uint64_t> discarded_{0};
   std::atomic<std::uint64_t> strangers_{0};
-  std::unique_ptr<ucx::Worker> worker_;  // last: its thread uses everything above
+  std::unique_ptr<ucx::Progress> progress_;  // last: its thread uses everything above
 };
 
 }  // namespace kvferry

@@ -51,33 +51,33 @@ UcxReceiveStats UcxReceiveFabric::stats() const {
 }
 
 Result<void> UcxReceiveFabric::Core::start() {
-  ucx::Worker::Hooks hooks;
+  ucx::Progress::Hooks hooks;
   hooks.on_message = [this](std::uint32_t id, const Message& message) { on_message(id, message); };
   hooks.pump = [this] { pump(); };
   hooks.on_stop = [this] { on_stop(); };
-  KVF_TRY(worker_, ucx::Worker::start(options_, std::move(hooks)));
-  worker_->begin();
+  KVF_TRY(progress_, ucx::Progress::start(options_, std::move(hooks)));
+  progress_->begin();
   return {};
 }
 
 UcxReceiveFabric::Core::~Core() {
   // Not by resetting the pointer: on_stop still goes through it.
-  if (worker_) {
-    worker_->stop();
+  if (progress_) {
+    progress_->stop();
   }
 }
 
 UcxReceiveStats UcxReceiveFabric::Core::stats() const {
   // Counters only; nothing is ordered by them.
   return UcxReceiveStats{blocks_.load(std::memory_order_relaxed), discarded_.load(std::memory_order_relaxed),
-                         strangers_.load(std::memory_order_relaxed), worker_->wakeups()};
+                         strangers_.load(std::memory_order_relaxed), progress_->wakeups()};
 }
 
 void UcxReceiveFabric::Core::add_pool(std::shared_ptr<const Pool> pool) {
-  worker_->submit([this, pool = std::move(pool)] { do_add_pool(pool); });
+  progress_->submit([this, pool = std::move(pool)] { do_add_pool(pool); });
 }
 void UcxReceiveFabric::Core::remove_pool(RankIndex rank) {
-  worker_->submit([this, rank] { do_remove_pool(rank); });
+  progress_->submit([this, rank] { do_remove_pool(rank); });
 }
 void UcxReceiveFabric::Core::open(Grant grant) {
   call([this, grant = std::move(grant)] { do_open(grant); });
@@ -91,7 +91,7 @@ void UcxReceiveFabric::Core::call(std::function<void()> change) {
     const std::lock_guard lock(calls_mutex_);
     calls_.push_back(std::move(change));
   }
-  worker_->submit([this] { run_calls(); });
+  progress_->submit([this] { run_calls(); });
 }
 
 void UcxReceiveFabric::Core::run_calls() {
@@ -105,7 +105,7 @@ void UcxReceiveFabric::Core::run_calls() {
   }
 }
 void UcxReceiveFabric::Core::fence(PeerId id) {
-  worker_->submit([this, id] { do_fence(id); });
+  progress_->submit([this, id] { do_fence(id); });
 }
 
 Result<FabricOffer> UcxReceiveFabric::Core::offer(PeerId id) {
@@ -114,17 +114,26 @@ Result<FabricOffer> UcxReceiveFabric::Core::offer(PeerId id) {
   text.version = ucp_get_version_string();
   text.transports = options_.transports;
   text.puts = options_.put_mode();
-  text.address = worker_->address();
   text.token = token;
-  worker_->submit([this, id, token] {
-    auto& peer = peers_[id];
-    if (!peer) {
-      peer = std::make_unique<Peer>();
-      peer->id = id;
-    }
-    peer->token = token;
-  });
+  auto address = std::make_shared<std::promise<Result<std::vector<std::byte>>>>();
+  auto made = address->get_future();
+  if (!progress_->submit([this, id, token, address] { address->set_value(do_offer(id, token)); })) {
+    return fail(Code::kUnavailable, "ucx: shutting down");
+  }
+  KVF_TRY(text.address, made.get());
   return FabricOffer{FabricKind::kUcx, ucx::encode_offer(text)};
+}
+
+Result<std::vector<std::byte>> UcxReceiveFabric::Core::do_offer(PeerId id, const ucx::Token& token) {
+  KVF_TRY(auto worker, progress_->worker_for_peer());
+  auto& peer = peers_[id];
+  if (!peer) {
+    peer = std::make_unique<Peer>();
+    peer->id = id;
+  }
+  peer->token = token;
+  peer->worker = std::move(worker);
+  return peer->worker->address();
 }
 
 void UcxReceiveFabric::Core::do_open(Grant grant) {
@@ -144,7 +153,7 @@ void UcxReceiveFabric::Core::do_add_pool(const std::shared_ptr<const Pool>& pool
   if (!options_.put_mode()) {
     return;
   }
-  auto registration = ucx::PoolRegistration::map(*worker_, pool);
+  auto registration = ucx::PoolRegistration::map(*progress_, pool);
   if (!registration) {
     table_.remove_pool(pool->rank());
     reject(0, std::move(registration).error());
@@ -245,14 +254,16 @@ void UcxReceiveFabric::Core::on_hello(const Message& message) {
     return;
   }
   found->token.reset();
-  found->hello = Hello{hello->session, {message.payload.begin(), message.payload.end()}};
+  found->hello = Hello{hello->session,
+                       {message.payload.begin(), message.payload.end()},
+                       std::exchange(found->worker, nullptr)};
 }
 
 // The endpoint is made here and not in the callback: UCX does not like to be called from its own callbacks.
 void UcxReceiveFabric::Core::open_link(Peer& peer) {
-  const Hello hello = std::move(*peer.hello);
+  Hello hello = std::move(*peer.hello);
   peer.hello.reset();
-  auto endpoint = ucx::Endpoint::open(*worker_, hello.address, kBackWindow);
+  auto endpoint = ucx::Endpoint::open(std::move(hello.worker), hello.address, kBackWindow);
   if (!endpoint) {
     reject(peer.id, std::move(endpoint).error());
     return;
@@ -293,6 +304,7 @@ void UcxReceiveFabric::Core::do_fence(PeerId id) {
   }
   Peer& peer = *it->second;
   peer.token.reset();
+  peer.worker.reset();
   peer.hello.reset();
   if (peer.link) {
     break_link(*peer.link, Error{Code::kAborted, "ucx: fenced"});
@@ -346,7 +358,7 @@ void UcxReceiveFabric::Core::on_stop() {
       begin_close(*peer->link, true);
     }
   }
-  const bool closed = worker_->run_until(
+  const bool closed = progress_->run_until(
       [this] {
         bool all = true;
         for (const auto& [id, peer] : peers_) {

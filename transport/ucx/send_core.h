@@ -15,6 +15,7 @@
 #include "transport/ucx/farewell.h"
 #include "transport/ucx/memory.h"
 #include "transport/ucx/outbox.h"
+#include "transport/ucx/progress.h"
 #include "transport/ucx/put_cutter.h"
 #include "transport/ucx/send_fabric.h"
 #include "transport/ucx/staging.h"
@@ -156,7 +157,7 @@ class UcxSendFabric::Core {
   std::atomic<std::uint64_t> blocks_{0};
   std::atomic<std::uint64_t> puts_{0};
   std::atomic<std::uint64_t> packed_{0};
-  std::unique_ptr<ucx::Worker> worker_;  // last: its thread uses everything above
+  std::unique_ptr<ucx::Progress> progress_;  // last: its thread uses everything above
 };
 
 }  // namespace kvferry

@@ -11,7 +11,7 @@ namespace kvferry {
 using ucx::Op;
 
 Result<void> UcxSendFabric::Core::start_puts() {
-  KVF_TRY(staging_, ucx::Staging::make(*worker_, options_.staging_bytes));
+  KVF_TRY(staging_, ucx::Staging::make(*progress_, options_.staging_bytes));
   return {};
 }
 
@@ -21,7 +21,7 @@ Result<void> UcxSendFabric::Core::register_source(const std::shared_ptr<const Po
   }
   // Pools that nobody but this table holds any more are let go when the next one comes.
   std::erase_if(sources_, [](const auto& entry) { return entry.second->pool.use_count() == 1; });
-  KVF_TRY(auto registration, ucx::PoolRegistration::map(*worker_, pool));
+  KVF_TRY(auto registration, ucx::PoolRegistration::map(*progress_, pool));
   sources_.emplace(pool.get(), std::move(registration));
   return {};
 }

@@ -43,43 +43,43 @@ UcxSendStats UcxSendFabric::stats() const {
 Result<void> UcxSendFabric::Core::start() {
   cut_limits_.payload_bytes_max = ucx::payload_max(options_);
   cut_limits_.spans_max = options_.transports == UcxTransports::kTcp ? kTcpSpans : kShmSpans;
-  ucx::Worker::Hooks hooks;
+  ucx::Progress::Hooks hooks;
   hooks.on_message = [this](std::uint32_t id, const Message& message) { on_message(id, message); };
   hooks.pump = [this] { pump(); };
   hooks.on_stop = [this] { on_stop(); };
-  KVF_TRY(worker_, ucx::Worker::start(options_, std::move(hooks)));
+  KVF_TRY(progress_, ucx::Progress::start(options_, std::move(hooks)));
   if (options_.put_mode()) {
     KVF_TRY_VOID(start_puts());
   }
-  worker_->begin();
+  progress_->begin();
   return {};
 }
 
 UcxSendFabric::Core::~Core() {
   // Not by resetting the pointer: on_stop still goes through it.
-  if (worker_) {
-    worker_->stop();
+  if (progress_) {
+    progress_->stop();
   }
 }
 
 UcxSendStats UcxSendFabric::Core::stats() const {
   // Counters only; nothing is ordered by them.
   return UcxSendStats{blocks_.load(std::memory_order_relaxed), puts_.load(std::memory_order_relaxed),
-                      packed_.load(std::memory_order_relaxed), worker_->wakeups()};
+                      packed_.load(std::memory_order_relaxed), progress_->wakeups()};
 }
 
 void UcxSendFabric::Core::connect(PeerId id, const FabricOffer& offer) {
-  worker_->submit([this, id, offer] { do_connect(id, offer); });
+  progress_->submit([this, id, offer] { do_connect(id, offer); });
 }
 void UcxSendFabric::Core::post(PeerId id, ChunkJob job) {
   auto shared = std::make_shared<ChunkJob>(std::move(job));
-  worker_->submit([this, id, shared] { do_post(id, std::move(*shared)); });
+  progress_->submit([this, id, shared] { do_post(id, std::move(*shared)); });
 }
 void UcxSendFabric::Core::cancel(PeerId id, const TransferKey& key) {
-  worker_->submit([this, id, key] { do_cancel(id, key); });
+  progress_->submit([this, id, key] { do_cancel(id, key); });
 }
 void UcxSendFabric::Core::fence(PeerId id) {
-  worker_->submit([this, id] { do_fence(id); });
+  progress_->submit([this, id] { do_fence(id); });
 }
 
 void UcxSendFabric::Core::do_connect(PeerId id, const FabricOffer& offer) {
@@ -120,10 +120,11 @@ Result<void> UcxSendFabric::Core::open_peer(Peer& peer, const FabricOffer& offer
   KVF_TRY(const ucx::OfferText text, ucx::decode_offer(offer.json));
   KVF_TRY_VOID(check_offer(text));
   KVF_TRY(peer.session, ucx::random_session());
-  KVF_TRY(peer.endpoint, ucx::Endpoint::open(*worker_, text.address, ucx::window(options_)));
+  KVF_TRY(auto worker, progress_->worker_for_peer());
+  KVF_TRY(peer.endpoint, ucx::Endpoint::open(worker, text.address, ucx::window(options_)));
   std::array<std::byte, ucx::kHelloBytes> hello{};
   ucx::encode_hello(ucx::Hello{text.token, peer.session}, hello);
-  peer.outbox.push(ucx::kHello, hello, worker_->address());
+  peer.outbox.push(ucx::kHello, hello, worker->address());
   peer.connect_deadline = ucx::now_ns() + std::int64_t{options_.connect_timeout_ms} * 1'000'000;
   return {};
 }
@@ -258,7 +259,7 @@ void UcxSendFabric::Core::on_stop() {
   for (auto& [id, peer] : peers_) {
     begin_close(*peer, Error{Code::kAborted, "ucx: shutting down"}, true);
   }
-  const bool closed = worker_->run_until(
+  const bool closed = progress_->run_until(
       [this] {
         bool all = true;
         for (const auto& [id, peer] : peers_) {

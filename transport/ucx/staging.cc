@@ -10,7 +10,7 @@ namespace {
 constexpr std::size_t kAlignment = 4096;
 }
 
-Result<std::unique_ptr<Staging>> Staging::make(Worker& worker, std::uint32_t bytes) {
+Result<std::unique_ptr<Staging>> Staging::make(const Progress& progress, std::uint32_t bytes) {
   std::unique_ptr<Staging> staging(new Staging());
   staging->slot_bytes_ = bytes / kSlots / kAlignment * kAlignment;
   const std::size_t total = staging->slot_bytes_ * kSlots;
@@ -19,7 +19,7 @@ Result<std::unique_ptr<Staging>> Staging::make(Worker& worker, std::uint32_t byt
     return fail(Code::kExhausted, "ucx: no memory for {} bytes of staging", total);
   }
   std::memset(staging->memory_.get(), 0, total);
-  KVF_TRY(staging->registration_, Registration::map(worker, {staging->memory_.get(), total}));
+  KVF_TRY(staging->registration_, Registration::map(progress, {staging->memory_.get(), total}));
   for (int i = 0; i < static_cast<int>(kSlots); ++i) {
     staging->free_.push_back(i);
   }

@@ -18,7 +18,7 @@ class Staging {
  public:
   static constexpr std::uint32_t kSlots = 4;
 
-  static Result<std::unique_ptr<Staging>> make(Worker& worker, std::uint32_t bytes);
+  static Result<std::unique_ptr<Staging>> make(const Progress& progress, std::uint32_t bytes);
 
   std::uint64_t slot_bytes() const { return slot_bytes_; }
   /// Slot number, or -1 when all are in use.
