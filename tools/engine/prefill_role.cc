@@ -233,8 +233,21 @@ void PrefillRole::on_event(Rank& rank, const kvf_event& event, Instant now) {
   } else if (event.type == KVF_EVENT_FAILED || event.type == KVF_EVENT_ABORTED) {
     end_part(*part);
     fail_room(state, event_error(event));
+  } else if (event.type == KVF_EVENT_GRANTED) {
+    on_granted(found->second, rank, event);
   }
   finish(event.room, now);
+}
+
+void PrefillRole::on_granted(Request& request, const Rank& rank, const kvf_event& event) {
+  if (event.tokens != request.state.prefix) {
+    fail_room(request.state,
+              Error{Code::kProtocol, fmt::format("rank {} was told a decode prefix of {} tokens where "
+                                                 "decode has {}",
+                                                 rank.index(), event.tokens, request.state.prefix)});
+  } else if (!std::exchange(request.granted, true)) {
+    sink_.emit({{"event", "granted"}, {"room", request.state.room}});
+  }
 }
 
 void PrefillRole::on_lost(Rank& rank, const std::string& reason) {

@@ -37,6 +37,7 @@ class PrefillRole : public EngineRole {
     std::uint64_t chunks = 1;
     bool stream = true;
     bool started = false;  // the router was told
+    bool granted = false;  // likewise
     std::optional<PieceCoordinate> corrupt;
     std::uint32_t corrupt_byte = 0;
     std::uint64_t chunk = 0;  // next step to fill: chunk, part, buffer
@@ -53,6 +54,7 @@ class PrefillRole : public EngineRole {
   void fill_step(Request& request);
   void corrupt(Request& request, RoomPart& part, const Interval& tokens);
   bool send_step(Request& request, Instant now);
+  void on_granted(Request& request, const Rank& rank, const kvf_event& event);
   void on_refused(Request& request, RoomPart& part, const Error& error);
   void finish(Room room, Instant now);
 

@@ -10,6 +10,7 @@
 //                {"event":"stats","ranks":[{"rank":..,"pages":..,"free":..,"live":..,"quarantined":..,..}]}
 //                {"event":"stray","room":R,"reason":"..."}   a final event that nobody may send
 //   from prefill {"event":"started","room":R}    the first chunk was accepted
+//                {"event":"granted","room":R}    the daemons have met over the room
 //                {"event":"corrupted","room":R,"layer":..,"kind":..,"head":..,"position":..,"byte":..}
 //                {"event":"landed","room":R,"bytes":..,"transfer_ns":..,"at_ns":..}
 //   from decode  {"event":"expected","room":R}   every rank's daemon has accepted the room

@@ -94,6 +94,8 @@ TEST_CASE("a room has ended when both sides have said so, and what they say late
   CHECK_FALSE(rooms.on_event(Side::kPrefill, {{"event", "started"}, {"room", *room}}, Instant{}));
   CHECK_FALSE(rooms.at(*room).transfers());
   CHECK_FALSE(rooms.on_event(Side::kDecode, {{"event", "expected"}, {"room", *room}}, Instant{}));
+  CHECK_FALSE(rooms.at(*room).transfers());
+  CHECK_FALSE(rooms.on_event(Side::kPrefill, {{"event", "granted"}, {"room", *room}}, Instant{}));
   CHECK(rooms.at(*room).transfers());
   CHECK_FALSE(rooms.on_event(Side::kPrefill, landed(*room), Instant{}));
   CHECK_FALSE(rooms.on_event(Side::kPrefill, {{"event", "failed"}, {"room", *room}}, Instant{}));

@@ -132,6 +132,19 @@ TEST_CASE("prefill sends chunks without gaps, the last with the aux row, and fre
   CHECK(world.balanced());
 }
 
+TEST_CASE("a grant is reported once, and one for another prefix fails the room") {
+  World world("tp=2");
+  PrefillRole role(world.role_options, world.ranks, world.sink);
+  REQUIRE(role.on_command("request", request(30, 4, true)));
+  world.work(role);
+  role.on_event(world.ranks[0], world.event(KVF_EVENT_GRANTED, 4), world.now);
+  CHECK(world.sink.last("granted").at("room") == kRoom);
+  world.sink.events.clear();
+  role.on_event(world.ranks[1], world.event(KVF_EVENT_GRANTED, 8), world.now);
+  CHECK(world.sink.last("granted").is_null());
+  CHECK(fake_daemon().named("abort").size() == 2);
+}
+
 TEST_CASE("a full prefix hit still sends one empty last chunk with the aux row") {
   World world("tp=1");
   PrefillRole role(world.role_options, world.ranks, world.sink);

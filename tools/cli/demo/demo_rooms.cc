@@ -62,6 +62,7 @@ std::optional<Room> DemoRooms::on_event(Side side, const nlohmann::json& event, 
   }
   DemoRoom& state = found->second;
   state.started = state.started || kind == "started";
+  state.granted = state.granted || kind == "granted";
   state.expected = state.expected || kind == "expected";
   const bool landed = kind == "landed";
   if ((!landed && kind != "failed" && kind != "aborted") || state.ending(side)) {

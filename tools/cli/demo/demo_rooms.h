@@ -30,6 +30,7 @@ struct DemoRoom {
   std::uint64_t prefix = 0;
   bool alone = false;        // nothing else runs, and prefill fills everything before it sends
   bool started = false;      // prefill's daemon has the first chunk
+  bool granted = false;      // and has been granted pages for it by decode's
   bool expected = false;     // decode's daemon has the expectation of every rank
   bool hit_by_kill = false;  // alive when the demo killed a daemon
   bool cut_by_kill = false;  // and transferring then
@@ -40,7 +41,7 @@ struct DemoRoom {
 
   std::optional<RoomEnding>& ending(Side side) { return endings[static_cast<int>(side)]; }
   bool ended() const { return endings[0] && endings[1]; }
-  bool transfers() const { return started && expected && !endings[0] && !endings[1]; }
+  bool transfers() const { return started && expected && granted && !endings[0] && !endings[1]; }
 };
 
 /// What one request of the trace becomes: its prefix hit rounded down to whole virtual pages, and its length
