@@ -58,8 +58,11 @@ Result<void> Rooms::post_chunk(Nanos now, const RoomKey& key, Entry& entry, Dest
   auto plan = std::make_shared<Plan>();
   if (begin < end) {
     const Nanos started = options_.stopwatch ? options_.stopwatch() : 0;
-    KVF_TRY(*plan,
-            plan_chunk(*to.layout, ChunkRequest{begin, end, chunk.first, to.prefix, chunk.pages, *to.pages}));
+    KVF_TRY(
+        *plan,
+        plan_chunk(*to.layout,
+                   ChunkRequest{
+                       begin, end, chunk.first, to.prefix, chunk.pages, *to.pages, {to.prefix, to.tokens}}));
     to.report.plan_ns += options_.stopwatch ? options_.stopwatch() - started : 0;
   }
   job.plan = std::move(plan);

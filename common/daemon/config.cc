@@ -99,6 +99,12 @@ void read_topology(FieldReader& root, DaemonConfig& out) {
   out.topology.tp = size("tp");
   out.topology.pp = size("pp");
   out.topology.cp = size("cp");
+  const std::string split = in.text("cp_split", std::string(to_string(CpSplit::kNone)));
+  if (const auto parsed = parse_cp_split(split)) {
+    out.topology.cp_split = *parsed;
+  } else {
+    in.errors().add(in.path("cp_split"), parsed.error().message);
+  }
   out.topology.dp = size("dp");
   out.topology.dcp = size("dcp");
   out.topology.dcp_interleave = size("dcp_interleave");
@@ -289,6 +295,7 @@ std::string print_daemon_config(Role role, const DaemonConfig& config) {
        {{"tp", t.tp},
         {"pp", t.pp},
         {"cp", t.cp},
+        {"cp_split", to_string(t.cp_split)},
         {"dp", t.dp},
         {"dcp", t.dcp},
         {"dcp_interleave", t.dcp_interleave},

@@ -36,6 +36,7 @@ json topology_to_json(const Topology& topology) {
   return {{"tp", topology.tp},
           {"pp", topology.pp},
           {"cp", topology.cp},
+          {"cp_split", to_string(topology.cp_split)},
           {"dp", topology.dp},
           {"dcp", topology.dcp},
           {"dcp_interleave", topology.dcp_interleave},
@@ -154,6 +155,9 @@ Topology topology_from_json(JsonObject object) {
   out.cp = object.number32("cp", 1, Limits::kParallel);
   out.dp = object.number32("dp", 1, Limits::kParallel);
   out.dcp = object.number32("dcp", 1, Limits::kParallel);
+  if (object.find("cp_split", false) != nullptr) {
+    named<CpSplit>(object, "cp_split", parse_cp_split, out.cp_split);
+  }
   out.dcp_interleave = object.number32_or("dcp_interleave", 1, kDcpInterleaveMax, 1);
   out.pp_layers = object.numbers32_or_empty("pp_layers", Limits::kLayers, Limits::kParallel);
   // 4096^4 is 2^48, so the product itself cannot overflow.

@@ -14,7 +14,8 @@ bool is_mla(const Descriptor& side) {
 
 /// KV heads that one rank's rows hold; 1 for MLA, whose latent is not split by head.
 std::uint64_t heads_per_rank(const Descriptor& side) {
-  return is_mla(side) ? 1 : std::max(1U, side.geometry.kv_heads / side.topology.tp);
+  const Topology& topology = side.topology;
+  return is_mla(side) ? 1 : std::max(1U, side.geometry.kv_heads / std::max(1U, topology.tp / topology.dcp));
 }
 
 using EntryKey = std::pair<std::uint32_t, BufferKind>;  // layer, kind

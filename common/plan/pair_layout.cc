@@ -188,6 +188,7 @@ Result<PairLayout> pair_layout(const ModelGeometry& model, const RankShape& src,
   PairLayout layout;
   layout.src_tokens = from.own.tokens;
   layout.dst_tokens = into.own.tokens;
+  layout.src_cp = {src.topology.cp_split, src.topology.cp, src.coord.cp};
   layout.src_page_size = src.page_size;
   layout.dst_page_size = dst.page_size;
   const RankPairing pairing = rank_pairing(model, src.topology, src.coord, dst.topology, dst.coord);

@@ -81,6 +81,7 @@ struct PairLayout {
   std::vector<BufferPair> pairs;  // empty when src is no target of dst, or they share no (layer, head)
   TokenClass src_tokens;
   TokenClass dst_tokens;
+  CpPlace src_cp;
   std::uint32_t src_page_size = 0;
   std::uint32_t dst_page_size = 0;
   std::uint32_t replica = 0;  // this source is elected for a room iff elected_replica(room) == replica
@@ -98,7 +99,8 @@ struct PairLayout {
 /// where only the destination has them and refused at the source.
 Result<PairLayout> pair_layout(const ModelGeometry& model, const RankShape& src, const RankShape& dst);
 
-/// One chunk: tokens [begin, end) of the request. src_pages[0] holds the row of the first token of its rank
+/// One chunk: tokens [begin, end) of the request. `request` is all that moves of it (from decode's prefix to
+/// its last token); only CP splits look at it. src_pages[0] holds the row of the first token of its rank
 /// at or after src_first_token, and dst_pages likewise; both first tokens are multiples of the side's virtual
 /// page (page_size * dcp) and at most `begin`.
 struct ChunkRequest {
@@ -108,6 +110,7 @@ struct ChunkRequest {
   std::uint64_t dst_first_token = 0;
   std::span<const std::uint32_t> src_pages;
   std::span<const std::uint32_t> dst_pages;
+  Interval request = {};
 };
 
 /// The runs of one chunk. An empty plan (no owned token) is a success. Errors are kInvalid and name needed

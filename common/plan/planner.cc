@@ -284,6 +284,13 @@ Result<void> check_chunk(const PairLayout& layout, const ChunkRequest& chunk) {
     }
     return {};
   };
+  const bool splits = layout.src_cp.count > 1 && layout.src_cp.split != CpSplit::kNone;
+  if (splits && (chunk.begin < chunk.request.begin || chunk.end > chunk.request.end)) {
+    return fail(Code::kInvalid,
+                "chunk tokens [{}, {}) are not within the request's [{}, {}), which the CP ranks "
+                "divide",
+                chunk.begin, chunk.end, chunk.request.begin, chunk.request.end);
+  }
   KVF_TRY_VOID(aligned("src_first_token", chunk.src_first_token, layout.src_page_size, layout.src_tokens));
   return aligned("dst_first_token", chunk.dst_first_token, layout.dst_page_size, layout.dst_tokens);
 }
@@ -330,10 +337,7 @@ Result<void> check_limits(const PairLayout& layout, const Plan& plan) {
   return inside("destination", dst_last / layout.dst_page_size, layout.dst_pages);
 }
 
-Result<void> total(const PairLayout& layout, const std::vector<PieceCursor>& cursors, Plan& plan) {
-  for (const PieceCursor& cursor : cursors) {
-    plan.rows += cursor.rows();
-  }
+Result<void> total(const PairLayout& layout, Plan& plan) {
   std::uint64_t row_bytes = 0;
   for (const BufferPair& pair : layout.pairs) {
     row_bytes += pair.bytes;
@@ -378,18 +382,12 @@ bool walk_spans(const PairLayout& layout, PageCursor src, PageCursor dst, std::u
   return src.highest() < layout.src_pages && dst.highest() < layout.dst_pages;
 }
 
-}  // namespace
-
-Result<Plan> plan_chunk(const PairLayout& layout, const ChunkRequest& chunk) {
-  KVF_TRY_VOID(check_chunk(layout, chunk));
-  Plan plan;
-  if (layout.pairs.empty() || chunk.begin == chunk.end) {
-    return plan;
-  }
+/// Appends the runs of the chunk's tokens to the plan.
+Result<void> plan_tokens(const PairLayout& layout, const ChunkRequest& chunk, Plan& plan) {
   const Walk walk = resolve(layout, chunk);
   Shared shared = shared_tokens(walk);
   if (shared.cursors.empty()) {
-    return plan;
+    return {};
   }
   PageCursor src(chunk.src_pages, layout.src_page_size,
                  std::uint64_t{layout.src_page_size} * walk.src_tokens.count, walk.src_first);
@@ -403,14 +401,52 @@ Result<Plan> plan_chunk(const PairLayout& layout, const ChunkRequest& chunk) {
   dst.seek(shared.first);
   // Scattered pages need about one run per page; where they were consecutive, the room is given back.
   const std::size_t pages = src_last - src.page_of(shared.first) + dst_last - dst.page_of(shared.first) + 1;
-  plan.runs.reserve(std::min(pages, kReservedRunsMax) * shared.cursors.size());
+  plan.runs.reserve(plan.runs.size() + std::min(pages, kReservedRunsMax) * shared.cursors.size());
   if (!walk_spans(layout, src, dst, shared.last + 1, shared.cursors, plan.runs)) {
     KVF_TRY_VOID(check_limits(layout, plan));
+  }
+  for (const PieceCursor& cursor : shared.cursors) {
+    plan.rows += cursor.rows();
+  }
+  return {};
+}
+
+/// What this source sends of the chunk: all of it, or the CP rank's share.
+std::vector<ChunkRequest> shares(const PairLayout& layout, const ChunkRequest& chunk) {
+  if (layout.src_cp.count == 1 || layout.src_cp.split == CpSplit::kNone) {
+    return {chunk};
+  }
+  std::vector<ChunkRequest> out;
+  const std::uint64_t page_tokens = std::uint64_t{layout.src_page_size} * layout.src_tokens.count;
+  for (const Interval& share : cp_share(layout.src_cp, page_tokens, chunk.request)) {
+    const Interval tokens = intersect(share, {chunk.begin, chunk.end});
+    if (tokens.size() > 0) {
+      out.push_back(chunk);
+      out.back().begin = tokens.begin;
+      out.back().end = tokens.end;
+    }
+  }
+  return out;
+}
+
+}  // namespace
+
+Result<Plan> plan_chunk(const PairLayout& layout, const ChunkRequest& chunk) {
+  KVF_TRY_VOID(check_chunk(layout, chunk));
+  Plan plan;
+  if (layout.pairs.empty() || chunk.begin == chunk.end) {
+    return plan;
+  }
+  for (const ChunkRequest& share : shares(layout, chunk)) {
+    KVF_TRY_VOID(plan_tokens(layout, share, plan));
+  }
+  if (plan.runs.empty()) {
+    return plan;
   }
   if (plan.runs.size() < plan.runs.capacity() / 2) {
     plan.runs.shrink_to_fit();
   }
-  KVF_TRY_VOID(total(layout, shared.cursors, plan));
+  KVF_TRY_VOID(total(layout, plan));
   return plan;
 }
 

@@ -65,21 +65,50 @@ Ownership ownership(const Topology& topology, const ModelGeometry& model, const 
             coord.dp < topology.dp);
   Ownership own;
   own.layers = stage_layers(topology, model.hidden_layers, coord.pp);
-  if (model.attention == AttentionKind::kMla) {
-    own.heads = {0, 1};
-    own.head_replicas = topology.tp;
-  } else if (topology.tp <= model.kv_heads) {
-    KVF_CHECK(model.kv_heads % topology.tp == 0);
-    const std::uint64_t each = model.kv_heads / topology.tp;
-    own.heads = {coord.tp * each, (coord.tp + 1) * each};
+  const std::uint32_t ranks = topology.head_ranks();
+  const std::uint32_t rank = coord.tp / topology.dcp;
+  const std::uint32_t heads = model.attention == AttentionKind::kMla ? 1 : model.kv_heads;
+  if (ranks <= heads) {
+    KVF_CHECK(heads % ranks == 0);
+    const std::uint64_t each = heads / ranks;
+    own.heads = {rank * each, (rank + 1) * each};
   } else {
-    KVF_CHECK(topology.tp % model.kv_heads == 0);
-    own.head_replicas = topology.tp / model.kv_heads;
-    const std::uint64_t head = coord.tp / own.head_replicas;
+    KVF_CHECK(ranks % heads == 0);
+    own.replicas = ranks / heads;
+    own.replica = rank % own.replicas;
+    const std::uint64_t head = rank / own.replicas;
     own.heads = {head, head + 1};
   }
   own.tokens = {topology.dcp, topology.dcp_rank(coord), topology.dcp == 1 ? 1 : topology.dcp_interleave};
   return own;
+}
+
+std::vector<Interval> cp_share(const CpPlace& place, std::uint64_t page_tokens, const Interval& request) {
+  KVF_CHECK(place.rank < place.count && page_tokens > 0);
+  if (place.count == 1 || place.split == CpSplit::kNone) {
+    return place.rank == 0 && request.size() > 0 ? std::vector{request} : std::vector<Interval>{};
+  }
+  const bool zigzag = place.split == CpSplit::kZigzag;
+  const std::uint64_t parts = std::uint64_t{place.count} * (zigzag ? 2 : 1);
+  const std::uint64_t pages = (request.size() + page_tokens - 1) / page_tokens;
+  const auto edge = [&](std::uint64_t part) {
+    const std::uint64_t page = part * (pages / parts) + std::min(part, pages % parts);
+    return std::min(request.begin + page * page_tokens, request.end);
+  };
+  std::vector<Interval> out;
+  const auto add = [&](std::uint64_t part) {
+    const Interval share{edge(part), edge(part + 1)};
+    if (share.size() > 0 && !out.empty() && out.back().end == share.begin) {
+      out.back().end = share.end;
+    } else if (share.size() > 0) {
+      out.push_back(share);
+    }
+  };
+  add(place.rank);
+  if (zigzag) {
+    add(parts - 1 - place.rank);
+  }
+  return out;
 }
 
 }  // namespace kvferry

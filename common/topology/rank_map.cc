@@ -5,22 +5,6 @@
 #include "common/base/check.h"
 
 namespace kvferry {
-namespace {
-
-/// Tokens of one prefill DCP rank are held by tp/dcp ranks, which look like a TP group of that size: position
-/// `rank` of `size`, with `replicas` neighbours per head. Without prefill DCP it is the whole TP group.
-struct ClassGroup {
-  std::uint32_t size = 1;
-  std::uint32_t rank = 0;
-  std::uint32_t replicas = 1;
-};
-
-ClassGroup class_group(const Topology& prefill, const RankCoord& coord, const Ownership& own) {
-  return {prefill.tp / prefill.dcp, coord.tp / prefill.dcp, own.head_replicas / prefill.dcp};
-}
-
-}  // namespace
-
 std::uint32_t elected_replica(Room room, std::uint32_t replicas) {
   if (replicas <= 1) {
     return 0;
@@ -35,20 +19,21 @@ RankPairing rank_pairing(const ModelGeometry& model, const Topology& prefill, co
                          const Topology& decode, const RankCoord& decode_coord) {
   const Ownership src = ownership(prefill, model, prefill_coord);
   const Ownership dst = ownership(decode, model, decode_coord);
-  if (prefill_coord.cp != 0 || intersect(src.layers, dst.layers).size() == 0 ||
+  if ((prefill_coord.cp != 0 && prefill.cp_split == CpSplit::kNone) ||
+      intersect(src.layers, dst.layers).size() == 0 || intersect(src.heads, dst.heads).size() == 0 ||
       !src.tokens.meets(dst.tokens)) {
     return {};
   }
-  const ClassGroup group = class_group(prefill, prefill_coord, src);
+  // The decode ranks that hold the same heads, whatever their tokens, are the ones to be dealt out.
+  const std::uint64_t holders_of_heads = std::uint64_t{dst.replicas} * decode.dcp;
+  const std::uint64_t holders = holders_of_heads * decode.cp;
+  const std::uint64_t holder = decode_coord.cp * holders_of_heads + decode_coord.tp % holders_of_heads;
+  const std::uint64_t first = holder * src.replicas / holders;
+  const std::uint64_t end = std::max(first + 1, (holder + 1) * src.replicas / holders);
   RankPairing pairing;
-  if (group.size <= decode.tp) {
-    pairing.target = group.rank == decode_coord.tp / (decode.tp / group.size);
-    return pairing;
-  }
-  const std::uint32_t per_destination = group.size / decode.tp;
-  pairing.target = group.rank / per_destination == decode_coord.tp;
-  pairing.replicas = std::min(group.replicas, per_destination);
-  pairing.replica = group.rank % pairing.replicas;
+  pairing.target = src.replica >= first && src.replica < end;
+  pairing.replica = static_cast<std::uint32_t>(src.replica - first);
+  pairing.replicas = static_cast<std::uint32_t>(end - first);
   return pairing;
 }
 
@@ -63,28 +48,11 @@ Result<void> validate_pair(const ModelGeometry& model, const Topology& prefill, 
       add(fmt::format("{} {}", side, valid.error().message));
     }
   }
-  if (problems.empty()) {
-    const auto multiples = [](std::uint32_t a, std::uint32_t b) {
-      return std::max(a, b) % std::min(a, b) == 0;
-    };
-    if (!multiples(prefill.tp, decode.tp)) {
-      add(fmt::format(
-          "attention TP {} (prefill) and {} (decode) are not multiples of each other; use powers of "
-          "two",
-          prefill.tp, decode.tp));
-    } else if (!multiples(prefill.tp / prefill.dcp, decode.tp)) {
-      add(fmt::format(
-          "prefill tp/dcp {}/{} and decode tp {} are not multiples of each other; use powers of two",
-          prefill.tp, prefill.dcp, decode.tp));
-    }
-    if (decode.cp != 1) {
-      add(fmt::format("decode cp is {}, decode needs attention CP=1", decode.cp));
-    }
-    if (prefill.cp != 1 && (prefill.dcp != 1 || decode.dcp != 1)) {
-      add(fmt::format(
-          "prefill cp is {} with dcp {} (prefill) and {} (decode); DCP needs prefill attention CP=1",
-          prefill.cp, prefill.dcp, decode.dcp));
-    }
+  if (decode.cp != 1 && decode.cp_split != CpSplit::kNone) {
+    add(fmt::format(
+        "decode cp_split is {} over {} CP ranks: which of them holds a token that decode generates "
+        "is not defined; set it to none",
+        to_string(decode.cp_split), decode.cp));
   }
   if (!problems.empty()) {
     return fail(Code::kMismatch, "{}", problems);
@@ -98,21 +66,20 @@ DecodeTargets decode_targets(const ModelGeometry& model, const Topology& prefill
   const RankCoord dst = decode.coord(decode_rank);
   DecodeTargets out;
   std::uint32_t last_stage = 0;
-  for (RankCoord src{0, 0, 0, prefill_dp}; src.pp < prefill.pp; ++src.pp) {
-    for (src.tp = 0; src.tp < prefill.tp; ++src.tp) {
-      const RankPairing pairing = rank_pairing(model, prefill, src, decode, dst);
-      if (!pairing.target) {
-        continue;
+  const RankIndex ranks = prefill.rank_count() / prefill.dp;
+  for (RankIndex index = prefill_dp * ranks; index < (prefill_dp + 1) * ranks; ++index) {
+    const RankCoord src = prefill.coord(index);
+    const RankPairing pairing = rank_pairing(model, prefill, src, decode, dst);
+    if (!pairing.target) {
+      continue;
+    }
+    out.targets.push_back(index);
+    if (pairing.sends(room)) {
+      if (out.sources.empty() || src.pp > last_stage) {
+        out.aux_source = index;
+        last_stage = src.pp;
       }
-      const RankIndex index = prefill.rank_index(src);
-      out.targets.push_back(index);
-      if (pairing.sends(room)) {
-        if (out.sources.empty() || src.pp > last_stage) {
-          out.aux_source = index;
-          last_stage = src.pp;
-        }
-        out.sources.push_back(index);
-      }
+      out.sources.push_back(index);
     }
   }
   KVF_CHECK(!out.sources.empty());
@@ -128,11 +95,10 @@ std::vector<RankIndex> prefill_destinations(const ModelGeometry& model, const To
   KVF_CHECK(prefill_rank < prefill.rank_count() && decode_dp < decode.dp);
   const RankCoord src = prefill.coord(prefill_rank);
   std::vector<RankIndex> out;
-  for (RankCoord dst{0, 0, 0, decode_dp}; dst.pp < decode.pp; ++dst.pp) {
-    for (dst.tp = 0; dst.tp < decode.tp; ++dst.tp) {
-      if (rank_pairing(model, prefill, src, decode, dst).target) {
-        out.push_back(decode.rank_index(dst));
-      }
+  const RankIndex ranks = decode.rank_count() / decode.dp;
+  for (RankIndex index = decode_dp * ranks; index < (decode_dp + 1) * ranks; ++index) {
+    if (rank_pairing(model, prefill, src, decode, decode.coord(index)).target) {
+      out.push_back(index);
     }
   }
   return out;

@@ -26,6 +26,9 @@ std::uint32_t elected_replica(Room room, std::uint32_t replicas);
 
 /// How one prefill rank stands to one decode rank; the only place that decides it. `replica` of `replicas`:
 /// the prefill ranks among the decode rank's targets that own the same (layer, head, token) coordinates.
+/// Replicas are dealt out over the destinations that hold the same heads, in their order: with fewer replicas
+/// than destinations each serves its share of them, with more each destination has a group of its own and
+/// elects within it by room. So no replica's share differs from another's by more than one destination.
 struct RankPairing {
   bool target = false;  // false: the two never meet, the rest is meaningless
   std::uint32_t replica = 0;
@@ -36,9 +39,9 @@ struct RankPairing {
 RankPairing rank_pairing(const ModelGeometry& model, const Topology& prefill, const RankCoord& prefill_coord,
                          const Topology& decode, const RankCoord& decode_coord);
 
-/// What must hold before ranks can be mapped: both sides valid, attention TP sizes (and the prefill side's
-/// tp/dcp with the decode side's tp) multiples of each other, decode CP 1, prefill CP 1 where either side has
-/// DCP. Every violation is in the one message (kMismatch).
+/// What must hold before ranks can be mapped: both sides valid, and no CP split on decode (whose share of the
+/// tokens that it will generate is not defined). Nothing relates the two topologies to each other. Every
+/// violation is in the one message (kMismatch).
 Result<void> validate_pair(const ModelGeometry& model, const Topology& prefill, const Topology& decode);
 
 /// Targets of decode rank `decode_rank` for `room`, routed to prefill DP rank `prefill_dp`.

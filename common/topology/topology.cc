@@ -24,6 +24,7 @@ constexpr std::array<SizeField, 6> kSizeFields{{
     {"interleave", &Topology::dcp_interleave, kDcpInterleaveMax},
 }};
 constexpr std::string_view kLayersKey = "pp_layers";
+constexpr std::string_view kSplitKey = "cp_split";
 
 void add_problem(std::string& problems, std::string problem) {
   problems += problems.empty() ? "" : "; ";
@@ -65,6 +66,10 @@ Result<void> parse_part(std::string_view part, Topology& topology) {
   if (key == kLayersKey && !value.empty()) {
     return parse_layers(value, topology);
   }
+  if (key == kSplitKey) {
+    KVF_TRY(topology.cp_split, parse_cp_split(value));
+    return {};
+  }
   for (const SizeField& field : kSizeFields) {
     if (field.key == key) {
       KVF_TRY(topology.*field.field, parse_size(key, value, field.maximum));
@@ -72,12 +77,33 @@ Result<void> parse_part(std::string_view part, Topology& topology) {
     }
   }
   return fail(Code::kInvalid,
-              "topology: \"{}\" is unknown; write tp=4,dcp=4 with the keys tp, pp, cp, dp, dcp, interleave, "
-              "pp_layers",
+              "topology: \"{}\" is unknown; write tp=4,dcp=4 with the keys tp, pp, cp, cp_split, dp, dcp, "
+              "interleave, pp_layers",
               part.substr(0, 64));
 }
 
 }  // namespace
+
+std::string_view to_string(CpSplit split) {
+  switch (split) {
+    case CpSplit::kNone:
+      return "none";
+    case CpSplit::kPages:
+      return "pages";
+    case CpSplit::kZigzag:
+      return "zigzag";
+  }
+  return "?";
+}
+
+Result<CpSplit> parse_cp_split(std::string_view text) {
+  for (const CpSplit split : {CpSplit::kNone, CpSplit::kPages, CpSplit::kZigzag}) {
+    if (text == to_string(split)) {
+      return split;
+    }
+  }
+  return fail(Code::kInvalid, "cp_split \"{}\" is none of none, pages, zigzag", text.substr(0, 32));
+}
 
 RankIndex Topology::rank_index(const RankCoord& coord) const {
   return ((coord.dp * pp + coord.pp) * cp + coord.cp) * tp + coord.tp;
@@ -126,16 +152,13 @@ Result<void> validate(const Topology& topology, const ModelGeometry& model) {
                       topology.pp_layers.size(), layers, topology.pp, model.hidden_layers));
     }
   }
-  const bool mla = model.attention == AttentionKind::kMla;
-  if (!mla && model.kv_heads % topology.tp != 0 && topology.tp % model.kv_heads != 0) {
-    add_problem(problems, fmt::format("{} KV heads neither divide nor replicate over tp {}; change tp",
-                                      model.kv_heads, topology.tp));
-  }
-  const std::uint32_t replicas = mla ? topology.tp : std::max(1u, topology.tp / model.kv_heads);
-  if (topology.tp % topology.dcp != 0 || replicas % topology.dcp != 0) {
-    add_problem(problems,
-                fmt::format("dcp {} must divide tp {} and the {} ranks that share the same KV heads",
-                            topology.dcp, topology.tp, replicas));
+  if (topology.tp % topology.dcp != 0) {
+    add_problem(problems, fmt::format("dcp {} must divide tp {}", topology.dcp, topology.tp));
+  } else if (const std::uint32_t shards = topology.head_ranks(); model.attention != AttentionKind::kMla &&
+                                                                 model.kv_heads % shards != 0 &&
+                                                                 shards % model.kv_heads != 0) {
+    add_problem(problems, fmt::format("{} KV heads neither divide nor replicate over tp/dcp {}/{}; change tp",
+                                      model.kv_heads, topology.tp, topology.dcp));
   }
   if (!problems.empty()) {
     return fail(Code::kInvalid, "topology {} of model \"{}\": {}", to_string(topology), model.name, problems);
@@ -169,6 +192,9 @@ std::string to_string(const Topology& topology) {
     if (size.key == "tp" || topology.*size.field != standard.*size.field) {
       text += fmt::format("{}{}={}", text.empty() ? "" : ",", size.key, topology.*size.field);
     }
+  }
+  if (topology.cp_split != standard.cp_split) {
+    text += fmt::format(",{}={}", kSplitKey, to_string(topology.cp_split));
   }
   if (!topology.pp_layers.empty()) {
     text += fmt::format(",{}={}", kLayersKey, fmt::join(topology.pp_layers, "+"));

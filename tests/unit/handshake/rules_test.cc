@@ -106,7 +106,7 @@ std::vector<Case> geometry_cases() {
            samples::attach_all(p.decode);
          });
        },
-       {"Page size mismatch: prefill 64, decode 32"}},
+       {"Page size mismatch: prefill 64, decode 32; pages are regrouped"}},
       {"dtype",
        [=] { return other_model([](auto& m) { m.dtype = Dtype::kFp16; }, base()); },
        {"KV cache dtype mismatch: prefill bf16, decode fp16"}},
@@ -164,34 +164,9 @@ std::vector<Case> geometry_cases() {
 
 std::vector<Case> topology_cases() {
   return {
-      {"tp_divisibility",
-       [] {
-         ModelGeometry model = samples::mha_model();
-         model.kv_heads = 12;
-         return samples::pair(model, layout("tp=6"), layout("tp=4"));
-       },
-       {"attention TP sizes 6 (prefill) and 4 (decode)"}},
-      {"cp", [] { return mha("tp=2", "tp=2,cp=2"); }, {"decode attention CP must be 1: prefill 1, decode 2"}},
-      {"pp",
-       [] { return mha("tp=2,pp=4", "tp=2,pp=2"); },
-       {"decode PP must be 1 or equal to prefill PP: prefill 4, decode 2"}},
-      {"dcp_topology", [] { return mla("tp=4,dcp=4", "tp=4"); }, {"Unsupported PD DCP topology: 4 -> 1"}},
-      {"dcp_topology",
-       [] { return mla("tp=4,dcp=2", "tp=4,dcp=4"); },
-       {"Unsupported PD DCP topology: 2 -> 4"}},
-      {"dcp_cp",
-       [] { return mla("tp=4,cp=2", "tp=4,dcp=4"); },
-       {"decode DCP needs prefill attention CP=1: prefill CP 2, decode DCP 4"}},
-      {"dcp_ranks",
-       [] { return mla("tp=8,dcp=4", "tp=4,dcp=4"); },
-       {"PD peers must connect matching DCP ranks",
-        "decode rank 0 (DCP rank 0) meets prefill rank 1 (DCP rank 1)"}},
-      {"dcp_ranks",
-       [] { return mla("tp=4,dcp=4", "tp=8,dcp=4"); },
-       {"decode rank 1 (DCP rank 1) meets prefill rank 0 (DCP rank 0)"}},
-      {"dcp_interleave",
-       [] { return mla("tp=4,dcp=4,interleave=1", "tp=4,dcp=4,interleave=16"); },
-       {"DCP interleave differs: prefill 1, decode 16"}},
+      {"cp_split",
+       [] { return mha("tp=2", "tp=2,cp=2,cp_split=zigzag"); },
+       {"decode splits tokens over 2 CP ranks (zigzag)"}},
       {"dcp_interleave",
        [] { return mla("tp=4", "tp=4,dcp=4,interleave=128"); },
        {"decode page size 64 is not a multiple of its DCP interleave 128"}},
@@ -299,7 +274,7 @@ TEST_CASE("each rule fires on its own fault and names both values and a fix") {
 TEST_CASE("a fault of one field fires its rule alone") {
   // These faults have no second meaning, so a second rule would be noise.
   const std::set<std::string> also_others = {"rope_dim", "latent_dim", "v_head_dim",    "ranks",
-                                             "layers",   "pp",         "index_head_dim"};
+                                             "layers",   "cp_split",   "index_head_dim"};
   for (const Case& one : all_cases()) {
     const samples::Pair pair = one.broken();
     if (!also_others.contains(one.rule)) {
@@ -340,6 +315,21 @@ TEST_CASE("layers are compared by id and not by position") {
              Contains("prefill 0-3, decode 0-2,5; only at prefill: 3, only at decode: 5"));
 }
 
+TEST_CASE("layouts that others refuse fit: DCP of any two sizes, any PP, CP, TP, and MLA or not") {
+  CHECK(judged(mla("tp=4,dcp=4", "tp=4")) == Rules{});
+  CHECK(judged(mla("tp=4,dcp=2", "tp=4,dcp=4")) == Rules{});
+  CHECK(judged(mla("tp=8,dcp=8", "tp=2,dcp=2")) == Rules{});
+  CHECK(judged(mla("tp=4,cp=2", "tp=4,dcp=4")) == Rules{});
+  CHECK(judged(mla("tp=4,cp=2,cp_split=pages", "tp=4,dcp=4")) == Rules{});
+  CHECK(judged(mla("tp=8,dcp=4", "tp=4,dcp=4")) == Rules{});
+  CHECK(judged(mla("tp=4,dcp=4,interleave=1", "tp=4,dcp=4,interleave=16")) == Rules{});
+  CHECK(judged(mla("tp=3", "tp=2")) == Rules{});
+  CHECK(judged(mha("tp=4", "tp=4,dcp=2")) == Rules{});
+  CHECK(judged(mha("tp=16", "tp=16,dcp=2")) == Rules{});
+  CHECK(judged(mha("tp=2,pp=4", "tp=2,pp=2")) == Rules{});
+  CHECK(judged(mha("tp=2", "tp=2,cp=2")) == Rules{});
+}
+
 TEST_CASE("three wrong fields list all three") {
   samples::Pair pair = mha("tp=2", "tp=2");
   pair.decode.geometry.dtype = Dtype::kFp16;
@@ -369,13 +359,6 @@ TEST_CASE("an illegal topology is refused by side and never mapped") {
   pair.prefill.topology.pp_layers = {1, 1};
   CHECK_THAT(samples::find(evaluate(pair.prefill, pair.decode), "topology").message,
              Contains("the prefill topology is not legal") && Contains("pp_layers"));
-}
-
-TEST_CASE("decode DCP without MLA is refused with the published text") {
-  samples::Pair pair = mha("tp=16", "tp=16");
-  pair.decode.topology = layout("tp=16,dcp=2");
-  CHECK_THAT(samples::find(evaluate(pair.prefill, pair.decode), "dcp_mla_only").message,
-             Contains("decode DCP needs an MLA pool") && Contains("Unsupported PD DCP topology: 1 -> 2"));
 }
 
 TEST_CASE("draft entries of other sizes are named by entry and both sizes") {
@@ -440,6 +423,10 @@ TEST_CASE("warnings alone do not refuse") {
   CHECK(violations[0].severity == Severity::kWarning);
   CHECK_FALSE(refuses(violations));
   pair.decode.page_size = 32;
+  samples::attach_all(pair.decode);
+  CHECK(judged(pair) == Rules{"model_revision", "page_size"});
+  CHECK_FALSE(refuses(evaluate(pair.prefill, pair.decode)));
+  pair.decode.geometry.dtype = Dtype::kFp16;
   CHECK(refuses(evaluate(pair.prefill, pair.decode)));
 }
 
@@ -473,7 +460,7 @@ TEST_CASE("the rule ids are unique, and every rule that a test fires is one of t
   for (const Case& one : all_cases()) {
     CHECK(unique.contains(one.rule));
   }
-  for (const char* id : {"attention_kind", "kv_heads", "head_dim", "item_len", "topology", "dcp_mla_only",
+  for (const char* id : {"attention_kind", "kv_heads", "head_dim", "item_len", "topology", "dcp_interleave",
                          "heads_divide_or_replicate"}) {
     CHECK(unique.contains(id));
   }
@@ -506,6 +493,7 @@ TEST_CASE("what the rules accept can be mapped, for random small topologies") {
     return Topology{any({1, 2, 3, 4, 8, 16}),
                     any({1, 1, 2, 3}),
                     any({1, 1, 1, 2}),
+                    CpSplit::kNone,
                     any({1, 2}),
                     any({1, 1, 2, 4}),
                     any({1, 16, 48}),

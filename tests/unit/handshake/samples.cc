@@ -178,6 +178,7 @@ Descriptor random_descriptor(std::mt19937_64& random) {
   out.topology = {dice.number32(1, 16),
                   dice.number32(1, 16),
                   dice.number32(1, 16),
+                  static_cast<CpSplit>(dice.number32(0, 2)),
                   dice.number32(1, 16),
                   dice.number32(1, 4096),
                   dice.number32(1, 65536),

@@ -10,13 +10,16 @@ std::vector<std::uint32_t> heads(const ModelGeometry& model, const Topology& top
   if (model.attention == AttentionKind::kMla) {
     return {0};
   }
+  // Neighbours of dcp ranks hold the same heads.
   const std::uint32_t total = model.kv_heads;
-  if (topology.tp > total) {
-    return {tp * total / topology.tp};
+  const std::uint32_t groups = topology.tp / topology.dcp;
+  const std::uint32_t group = tp / topology.dcp;
+  if (groups > total) {
+    return {group * total / groups};
   }
   std::vector<std::uint32_t> out;
   for (std::uint32_t head = 0; head < total; ++head) {
-    if (head * topology.tp / total == tp) {
+    if (head * groups / total == group) {
       out.push_back(head);
     }
   }
@@ -53,6 +56,27 @@ std::uint64_t owned_in(const Topology& topology, std::uint32_t tp, std::uint64_t
   return count;
 }
 
+std::uint32_t cp_sender(const Topology& topology, std::uint32_t page_size, std::uint64_t begin,
+                        std::uint64_t end, std::uint64_t token) {
+  if (topology.cp_split == CpSplit::kNone) {
+    return 0;
+  }
+  const bool zigzag = topology.cp_split == CpSplit::kZigzag;
+  std::vector<std::uint64_t> parts(topology.cp * (zigzag ? 2 : 1));  // pages of each part
+  std::size_t next = 0;
+  for (std::uint64_t at = begin; at < end; at += page_size * topology.dcp) {
+    ++parts[next++ % parts.size()];
+  }
+  std::uint64_t edge = begin;
+  for (std::size_t part = 0; part < parts.size(); ++part) {
+    edge += parts[part] * page_size * topology.dcp;
+    if (token < edge) {
+      return static_cast<std::uint32_t>(part < topology.cp ? part : parts.size() - 1 - part);
+    }
+  }
+  return topology.cp;  // nobody
+}
+
 bool layer_has_kv(const ModelGeometry& model, std::uint32_t layer) {
   const auto in = [layer](const std::vector<std::uint32_t>& ids) {
     return std::find(ids.begin(), ids.end(), layer) != ids.end();
@@ -77,8 +101,9 @@ bool side_is_legal(const ModelGeometry& model, const Topology& topology, std::ui
       (topology.pp_layers.size() != topology.pp || staged != model.hidden_layers)) {
     return false;
   }
-  if (model.attention == AttentionKind::kMha && model.kv_heads % topology.tp != 0 &&
-      topology.tp % model.kv_heads != 0) {
+  const std::uint32_t groups = topology.tp / topology.dcp;
+  if (model.attention == AttentionKind::kMha && model.kv_heads % groups != 0 &&
+      groups % model.kv_heads != 0) {
     return false;
   }
   if (topology.dcp > 1 && page_size % topology.dcp_interleave != 0) {
@@ -109,12 +134,7 @@ bool pair_is_legal(const ModelGeometry& model, const Topology& prefill, std::uin
   if (!side_is_legal(model, prefill, prefill_page) || !side_is_legal(model, decode, decode_page)) {
     return false;
   }
-  const std::uint32_t holders = prefill.tp / prefill.dcp;  // of any one token
-  if (std::max(prefill.tp, decode.tp) % std::min(prefill.tp, decode.tp) != 0 ||
-      std::max(holders, decode.tp) % std::min(holders, decode.tp) != 0 || decode.cp != 1) {
-    return false;
-  }
-  return prefill.cp == 1 || (prefill.dcp == 1 && decode.dcp == 1);
+  return decode.cp == 1 || decode.cp_split == CpSplit::kNone;
 }
 
 std::uint64_t tag(std::uint32_t layer, BufferKind kind, std::uint32_t head, std::uint64_t token,

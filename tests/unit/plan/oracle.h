@@ -11,19 +11,22 @@
 
 namespace kvferry::oracle {
 
-/// Heads of tp rank `tp`: H*r/T .. when T <= H, the one head r*H/T when T > H, {0} for MLA.
+/// Heads of tp rank `tp`, in a group g of G = tp/dcp: H*g/G .. when G <= H, the one head g*H/G when G > H,
+/// {0} for MLA.
 std::vector<std::uint32_t> heads(const ModelGeometry& model, const Topology& topology, std::uint32_t tp);
 std::vector<std::uint32_t> layers(const ModelGeometry& model, const Topology& topology, std::uint32_t pp);
 bool owns_token(const Topology& topology, std::uint32_t tp, std::uint64_t token);
 /// Tokens of [from, to) that tp rank `tp` owns, counted.
 std::uint64_t owned_in(const Topology& topology, std::uint32_t tp, std::uint64_t from, std::uint64_t to);
+/// Which CP rank sends `token` of a request that moves [begin, end), its pages dealt out one by one.
+std::uint32_t cp_sender(const Topology& topology, std::uint32_t page_size, std::uint64_t begin,
+                        std::uint64_t end, std::uint64_t token);
 /// True when layer `layer` has KV buffers at all.
 bool layer_has_kv(const ModelGeometry& model, std::uint32_t layer);
 
 /// One side is usable on its own: every (layer, head, token) has an owner, heads are whole, sizes divide.
 bool side_is_legal(const ModelGeometry& model, const Topology& topology, std::uint32_t page_size);
-/// The two sides can be mapped: both legal, attention TP sizes are multiples, decode CP 1, and no prefill CP
-/// together with DCP.
+/// The two sides can be mapped: both legal, and decode does not split tokens over CP ranks.
 bool pair_is_legal(const ModelGeometry& model, const Topology& prefill, std::uint32_t prefill_page,
                    const Topology& decode, std::uint32_t decode_page);
 

@@ -38,7 +38,7 @@ ModelGeometry random_model(Rng& rng) {
     model.latent_dim = rng.between32(1, 2);
     model.rope_dim = rng.between32(0, 1);
   } else {
-    model.kv_heads = rng.chance(5, 6) ? 1u << rng.between32(0, 4) : rng.between32(1, 16);
+    model.kv_heads = rng.chance(3, 4) ? 1u << rng.between32(0, 4) : rng.between32(1, 16);
     model.head_dim = rng.between32(1, 2);
     model.v_head_dim = rng.between32(1, 2);
   }
@@ -47,7 +47,7 @@ ModelGeometry random_model(Rng& rng) {
 
 Topology random_topology(Rng& rng, const ModelGeometry& model) {
   Topology topology;
-  topology.tp = rng.chance(9, 10) ? 1u << rng.between32(0, 4) : rng.between32(1, 16);
+  topology.tp = rng.chance(3, 4) ? 1u << rng.between32(0, 4) : rng.between32(1, 12);
   if (rng.chance(1, 2)) {
     topology.dcp = rng.chance(5, 6) ? std::gcd(topology.tp, 1u << rng.between32(0, 3)) : rng.between32(1, 6);
     topology.dcp_interleave = rng.chance(3, 4) ? 1 : rng.between32(1, 4);
@@ -60,6 +60,10 @@ Topology random_topology(Rng& rng, const ModelGeometry& model) {
     }
   }
   topology.dp = rng.between32(1, 2);
+  if (rng.chance(1, 4)) {
+    topology.cp = rng.between32(2, 4);
+    topology.cp_split = static_cast<CpSplit>(rng.below(3));
+  }
   return topology;
 }
 
@@ -75,7 +79,9 @@ World random_world(Rng& rng) {
   if (rng.chance(1, 2)) {
     world.prefill.dcp = 1;
   }
-  world.prefill.cp = rng.chance(1, 12) ? 2 : 1;
+  if (rng.chance(7, 8)) {
+    world.decode.cp_split = CpSplit::kNone;
+  }
   world.prefill_page = rng.between32(1, 8);
   world.decode_page = rng.chance(4, 5) ? world.prefill_page : rng.between32(1, 4);
   if (rng.chance(1, 30)) {  // one field far out of range
@@ -156,7 +162,8 @@ struct Source {
 
 ChunkRequest chunk_of(const Source& source, std::uint64_t begin, std::uint64_t end, bool whole_list,
                       const Request& request, const std::vector<std::uint32_t>& dst_pages) {
-  ChunkRequest chunk{begin, end, 0, request.dst_first, source.pages, dst_pages};
+  ChunkRequest chunk{
+      begin, end, 0, request.dst_first, source.pages, dst_pages, {request.prefix, request.tokens}};
   if (!whole_list) {
     const std::size_t skip = begin / source.page_tokens;
     const std::size_t stop = std::max(skip, (end + source.page_tokens - 1) / source.page_tokens);
@@ -173,6 +180,10 @@ bool chunk_is_legal(const RankShape& src, const RankShape& dst, const ChunkReque
       chunk.dst_first_token % (dst.page_size * dst.topology.dcp) != 0) {
     return false;
   }
+  const bool splits = src.topology.cp > 1 && src.topology.cp_split != CpSplit::kNone;
+  if (splits && (chunk.begin < chunk.request.begin || chunk.end > chunk.request.end)) {
+    return false;
+  }
   const auto listed = [](const RankShape& shape, std::uint64_t first, std::uint64_t token,
                          std::span<const std::uint32_t> pages) {
     const std::uint64_t index =
@@ -180,6 +191,10 @@ bool chunk_is_legal(const RankShape& src, const RankShape& dst, const ChunkReque
     return index < pages.size() && pages[index] < shape.buffers[0].pages;
   };
   for (std::uint64_t token = chunk.begin; has_pairs && token < chunk.end; ++token) {
+    if (splits && oracle::cp_sender(src.topology, src.page_size, chunk.request.begin, chunk.request.end,
+                                    token) != src.coord.cp) {
+      continue;
+    }
     if (oracle::owns_token(src.topology, src.coord.tp, token) &&
         oracle::owns_token(dst.topology, dst.coord.tp, token) &&
         (!listed(src, chunk.src_first_token, token, chunk.src_pages) ||

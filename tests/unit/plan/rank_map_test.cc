@@ -171,7 +171,48 @@ TEST_CASE("N -> 1 and N -> M: one source per DCP rank that holds needed tokens")
   CHECK(targets(mla(), "tp=4,dcp=4", "tp=2,dcp=2", 1).sources == Ranks{1, 3});
 }
 
-TEST_CASE("prefill CP ranks above 0 are nobody's target") {
+// Claim: over the destinations of one room that hold the same heads and tokens, no replica serves two more
+// than another. 4.2's table (D a multiple of S, or S of D) is the special case in which all serve alike.
+TEST_CASE("replicas are dealt out within one destination of each other, whatever the sizes") {
+  for (std::uint32_t s = 1; s <= 12; ++s) {
+    for (std::uint32_t d = 1; d <= 12; ++d) {
+      Topology prefill;
+      prefill.tp = s;
+      Topology decode;
+      decode.tp = d;
+      for (Room room = 1; room <= 5; ++room) {
+        std::vector<int> served(s);
+        for (RankIndex rank = 0; rank < d; ++rank) {
+          const DecodeTargets to = decode_targets(mla(), prefill, decode, rank, 0, room);
+          REQUIRE(to.sources.size() == 1);
+          ++served[to.sources[0]];
+        }
+        const auto [least, most] = std::minmax_element(served.begin(), served.end());
+        INFO("S=" << s << " D=" << d << " room " << room);
+        REQUIRE(*most - *least <= 1);
+      }
+    }
+  }
+}
+
+TEST_CASE("a TP size that is no multiple of the other meets the ranks whose heads it shares") {
+  CHECK(targets(mha(6), "tp=3", "tp=2", 0).sources == Ranks{0, 1});
+  CHECK(targets(mha(6), "tp=3", "tp=2", 1).sources == Ranks{1, 2});
+  CHECK(targets(mha(6), "tp=2", "tp=3", 1).sources == Ranks{0, 1});
+}
+
+TEST_CASE("GQA with DCP: TP4 -> TP2 x DCP2, each decode rank draws its heads from two ranks") {
+  CHECK(targets(mha(8), "tp=4", "tp=4,dcp=2", 0).sources == Ranks{0, 1});
+  CHECK(targets(mha(8), "tp=4", "tp=4,dcp=2", 1).sources == Ranks{0, 1});
+  CHECK(targets(mha(8), "tp=4", "tp=4,dcp=2", 3).sources == Ranks{2, 3});
+}
+
+TEST_CASE("CP ranks that divide the pages are all sources") {
+  CHECK(targets(mla(), "tp=2,cp=2,cp_split=zigzag", "tp=2", 1).sources == Ranks{1, 3});
+  CHECK(targets(mla(), "tp=2,cp=2", "tp=2,cp=2", 3).sources == Ranks{1});
+}
+
+TEST_CASE("prefill CP ranks above 0 are nobody's target when CP rank 0 sends all") {
   const Topology prefill = layout("tp=2,cp=2");
   CHECK(targets(mla(), "tp=2,cp=2", "tp=2", 1).targets == Ranks{1});
   CHECK(prefill_destinations(mla(), prefill, layout("tp=2"), 3, 0).empty());
@@ -182,15 +223,12 @@ TEST_CASE("pairs that cannot be mapped are refused with both values") {
     const auto valid = validate_pair(model, layout(prefill), layout(decode));
     return valid ? std::string() : valid.error().message;
   };
-  CHECK_THAT(refusal(mla(), "tp=6", "tp=4"), Contains("6 (prefill) and 4 (decode)"));
-  CHECK_THAT(refusal(mla(), "tp=12,dcp=4", "tp=4"), Contains("12/4") && Contains("decode tp 4"));
-  CHECK_THAT(refusal(mla(), "tp=4", "tp=4,cp=2"), Contains("decode cp is 2"));
-  CHECK_THAT(refusal(mla(), "tp=4,cp=2", "tp=4,dcp=2"), Contains("prefill cp is 2"));
-  // BL-04: prefill CP together with DCP is refused, never stepped by the DCP size alone.
-  CHECK_THAT(refusal(mla(), "tp=4,cp=2,dcp=2", "tp=4"), Contains("prefill cp is 2"));
+  CHECK_THAT(refusal(mla(), "tp=4", "tp=4,cp=2,cp_split=pages"), Contains("decode cp_split is pages"));
   CHECK_THAT(refusal(mha(7), "tp=3", "tp=5"),
              Contains("prefill topology tp=3") && Contains("decode topology tp=5"));
   CHECK(refusal(mla(), "tp=16,pp=3", "tp=2,dcp=2").empty());
+  CHECK(refusal(mla(), "tp=6", "tp=4").empty());
+  CHECK(refusal(mha(8), "tp=4,cp=2", "tp=4,dcp=2,cp=2").empty());
 }
 
 }  // namespace kvferry

@@ -68,7 +68,7 @@ TEST_CASE("every violation of a topology is in one message") {
   topology.dcp = 4;
   topology.pp = 2;
   topology.pp_layers = {1, 2};
-  CHECK_THAT(refusal(topology, mha(4)), Contains("4 KV heads neither divide nor replicate over tp 6") &&
+  CHECK_THAT(refusal(topology, mha(4)), Contains("pp_layers has 2 stages") &&
                                             Contains("dcp 4 must divide tp 6") && Contains("pp_layers"));
   topology.tp = 0;
   topology.cp = 5000;
@@ -81,13 +81,40 @@ TEST_CASE("sizes whose product is no sane number of ranks are refused") {
   CHECK_THAT(refusal(topology, mha(1, 4096)), Contains("281474976710656 ranks"));
 }
 
-TEST_CASE("DCP over head-sharded KV needs as many replicas as DCP ranks") {
+TEST_CASE("DCP divides the TP group: heads are sharded over tp/dcp") {
   Topology topology;
   topology.tp = 4;
   topology.dcp = 2;
-  CHECK_THAT(refusal(topology, mha(4)), Contains("dcp 2"));
-  CHECK(refusal(topology, mha(2)).empty());
-  CHECK(refusal(topology, *preset_geometry("kimi-k2")).empty());
+  const auto own = [&topology](const ModelGeometry& model, std::uint32_t tp) {
+    return ownership(topology, model, {tp, 0, 0, 0});
+  };
+  CHECK(own(mha(8), 1).heads == Interval{0, 4});
+  CHECK(own(mha(8), 2).heads == Interval{4, 8});
+  CHECK(own(mha(8), 3).tokens == TokenClass{2, 1, 1});
+  CHECK(own(mha(1), 3).replicas == 2);
+  CHECK(own(mha(1), 1).replica == 0);
+  CHECK(own(mha(1), 2).replica == 1);
+  CHECK(own(*preset_geometry("kimi-k2"), 3).replica == 1);
+  CHECK_THAT(refusal(topology, mha(3)), Contains("3 KV heads") && Contains("tp/dcp 4/2"));
+}
+
+TEST_CASE("CP ranks divide the pages of a request: published vectors, and zigzag") {
+  const auto pages = [](CpSplit split, std::uint32_t cp, std::uint32_t rank, std::uint64_t count) {
+    return cp_share({split, cp, rank}, 4, {100, 100 + 4 * count});
+  };
+  using Shares = std::vector<Interval>;
+  CHECK(pages(CpSplit::kPages, 4, 0, 10) == Shares{{100, 112}});
+  CHECK(pages(CpSplit::kPages, 4, 1, 10) == Shares{{112, 124}});
+  CHECK(pages(CpSplit::kPages, 4, 2, 10) == Shares{{124, 132}});
+  CHECK(pages(CpSplit::kPages, 4, 3, 10) == Shares{{132, 140}});
+  CHECK(pages(CpSplit::kPages, 4, 2, 3) == Shares{{108, 112}});
+  CHECK(pages(CpSplit::kPages, 4, 3, 3).empty());
+  CHECK(pages(CpSplit::kZigzag, 2, 0, 8) == Shares{{100, 108}, {124, 132}});
+  CHECK(pages(CpSplit::kZigzag, 2, 1, 8) == Shares{{108, 124}});
+  CHECK(pages(CpSplit::kNone, 2, 0, 8) == Shares{{100, 132}});
+  CHECK(pages(CpSplit::kNone, 2, 1, 8).empty());
+  CHECK(cp_share({CpSplit::kPages, 2, 1}, 4, {0, 7}) == Shares{{4, 7}});  // the last page is partial
+  CHECK(cp_share({CpSplit::kPages, 2, 1}, 4, {7, 7}).empty());
 }
 
 TEST_CASE("heads divide or replicate: BL-09 ownership") {
@@ -97,7 +124,7 @@ TEST_CASE("heads divide or replicate: BL-09 ownership") {
   const ModelGeometry four = mha(4);
   for (std::uint32_t tp = 0; tp < 8; ++tp) {
     CHECK(ownership(topology, two, {tp, 0, 0, 0}).heads == Interval{tp / 4, tp / 4 + 1});
-    CHECK(ownership(topology, two, {tp, 0, 0, 0}).head_replicas == 4);
+    CHECK(ownership(topology, two, {tp, 0, 0, 0}).replicas == 4);
     CHECK(ownership(topology, four, {tp, 0, 0, 0}).heads == Interval{tp / 2, tp / 2 + 1});
   }
   topology.tp = 2;

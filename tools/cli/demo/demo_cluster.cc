@@ -46,8 +46,14 @@ Result<std::filesystem::path> private_directory() {
 }
 
 nlohmann::json topology_json(const Topology& topology) {
-  return {{"tp", topology.tp}, {"pp", topology.pp},   {"cp", topology.cp},
-          {"dp", topology.dp}, {"dcp", topology.dcp}, {"dcp_interleave", topology.dcp_interleave}};
+  return {{"tp", topology.tp},
+          {"pp", topology.pp},
+          {"cp", topology.cp},
+          {"cp_split", to_string(topology.cp_split)},
+          {"dp", topology.dp},
+          {"dcp", topology.dcp},
+          {"dcp_interleave", topology.dcp_interleave},
+          {"pp_layers", topology.pp_layers}};
 }
 
 Result<std::string> find_program(const std::filesystem::path& directory, const std::string& folder,
