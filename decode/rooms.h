@@ -138,6 +138,7 @@ class Rooms {
     ServiceId service = 0;
     GrantKey key;
     std::shared_ptr<const std::vector<std::uint32_t>> pages;
+    HybridRows hybrid;
     std::uint64_t prefix = 0;
     std::uint64_t tokens = 0;
     int aux_slot = -1;
@@ -165,10 +166,14 @@ class Rooms {
     EngineId engine = 0;  // 0: gone, pool kept until drained
     std::shared_ptr<const Pool> pool;
     std::vector<Room> page_owner;  // 0: the engine's own
+    std::vector<Room> window_owner;
+    std::vector<Room> state_owner;
   };
   using Entries = std::map<RoomKey, Entry>;
 
   Result<void> check(const EngineExpectation& want, const LocalRank& local) const;
+  static void own_pages(LocalRank& local, const std::vector<std::uint32_t>& pages, const HybridRows& hybrid,
+                        Room owner);
   void try_grant(Nanos now, const RoomKey& key, Entry& entry, Actions& out);
   void begin_end(Nanos now, Entry& entry, Error error, Actions& out);
   void settle(Nanos now, const RoomKey& key, Actions& out);

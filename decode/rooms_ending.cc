@@ -134,9 +134,7 @@ void Rooms::finish(Nanos now, Entries::iterator at, Actions& out) {
     out.push_back(std::move(close));
   }
   LocalRank& local = ranks_.at(key.rank);
-  for (const std::uint32_t page : *entry.pages) {
-    local.page_owner[page] = 0;
-  }
+  own_pages(local, *entry.pages, entry.hybrid, 0);
   tell(key, entry, std::move(event), out);
   entries_.erase(at);
   release_if_idle(key.rank, out);

@@ -2,12 +2,36 @@
 
 #include <algorithm>
 
+#include "common/pool/hybrid_rows.h"
 #include "decode/rooms.h"
 
 namespace kvferry::decode {
 namespace {
 
 constexpr std::uint64_t kTokensMax = std::uint64_t{1} << 40;
+
+std::vector<std::uint32_t> slots_of(const HybridRows& rows) {
+  return rows.state_slot ? std::vector{*rows.state_slot} : std::vector<std::uint32_t>{};
+}
+
+/// Each page inside the pool, named once, and not another room's.
+Result<void> check_free(Room room, std::string_view what, std::vector<std::uint32_t> pages,
+                        const std::vector<Room>& owner) {
+  for (const std::uint32_t page : pages) {
+    if (page >= owner.size()) {
+      return fail(Code::kInvalid, "room {}: {} {} is outside the pool of {}", room, what, page, owner.size());
+    }
+    if (owner[page] != 0) {
+      return fail(Code::kConflict, "room {}: {} {} belongs to room {} until that room's final event", room,
+                  what, page, owner[page]);
+    }
+  }
+  std::sort(pages.begin(), pages.end());
+  if (const auto twice = std::adjacent_find(pages.begin(), pages.end()); twice != pages.end()) {
+    return fail(Code::kInvalid, "room {}: {} {} appears twice", room, what, *twice);
+  }
+  return {};
+}
 
 }  // namespace
 
@@ -24,7 +48,12 @@ Result<void> Rooms::attach(EngineId engine, RankIndex rank, std::shared_ptr<cons
   }
   LocalRank& local = ranks_[rank];
   local.engine = engine;
-  local.page_owner.assign(static_cast<std::size_t>(page_count(pool->layout())), 0);
+  const auto owners = [&pool](RowSpace space) {
+    return std::vector<Room>(static_cast<std::size_t>(page_count(pool->layout(), space)), 0);
+  };
+  local.page_owner = owners(RowSpace::kTokens);
+  local.window_owner = owners(RowSpace::kWindow);
+  local.state_owner = owners(RowSpace::kState);
   local.pool = std::move(pool);
   engines_[engine] = rank;
   return {};
@@ -78,21 +107,13 @@ Result<void> Rooms::check(const EngineExpectation& want, const LocalRank& local)
     return fail(Code::kExhausted, "room {}: {} pages, limits.pages_per_room is {}", want.room,
                 want.pages.size(), options_.pages_per_room_max);
   }
-  for (const std::uint32_t page : want.pages) {
-    if (page >= local.page_owner.size()) {
-      return fail(Code::kInvalid, "room {}: page {} is outside the pool of {} pages", want.room, page,
-                  local.page_owner.size());
-    }
-    if (local.page_owner[page] != 0) {
-      return fail(Code::kConflict, "room {}: page {} belongs to room {} until that room's final event",
-                  want.room, page, local.page_owner[page]);
-    }
-  }
-  std::vector<std::uint32_t> sorted = want.pages;
-  std::sort(sorted.begin(), sorted.end());
-  if (const auto twice = std::adjacent_find(sorted.begin(), sorted.end()); twice != sorted.end()) {
-    return fail(Code::kInvalid, "room {}: page {} appears twice in pages", want.room, *twice);
-  }
+  KVF_TRY_VOID(check_free(want.room, "page", want.pages, local.page_owner));
+  const std::uint64_t window =
+      std::min<std::uint64_t>(options_.model.sliding_window, want.token_count - want.prefix);
+  KVF_TRY_VOID(check_hybrid(*local.pool, virtual_page, want.room,
+                            {want.token_count - window, want.token_count}, want.token_count, want.hybrid));
+  KVF_TRY_VOID(check_free(want.room, "window page", want.hybrid.window_pages, local.window_owner));
+  KVF_TRY_VOID(check_free(want.room, "state slot", slots_of(want.hybrid), local.state_owner));
   for (const AuxField& field : local.pool->layout().aux) {
     if (want.aux_slot >= 0 && static_cast<std::uint32_t>(want.aux_slot) >= field.slots) {
       return fail(Code::kInvalid, "room {}: aux_slot {} is outside aux field '{}' of {} slots", want.room,
@@ -100,6 +121,19 @@ Result<void> Rooms::check(const EngineExpectation& want, const LocalRank& local)
     }
   }
   return {};
+}
+
+void Rooms::own_pages(LocalRank& local, const std::vector<std::uint32_t>& pages, const HybridRows& hybrid,
+                      Room owner) {
+  for (const std::uint32_t page : pages) {
+    local.page_owner[page] = owner;
+  }
+  for (const std::uint32_t page : hybrid.window_pages) {
+    local.window_owner[page] = owner;
+  }
+  if (hybrid.state_slot) {
+    local.state_owner[*hybrid.state_slot] = owner;
+  }
 }
 
 Result<void> Rooms::expect(Nanos now, EngineId engine, EngineExpectation want, ServiceId service,
@@ -124,9 +158,7 @@ Result<void> Rooms::expect(Nanos now, EngineId engine, EngineExpectation want, S
     return fail(Code::kExhausted, "{} rooms are alive, limits.rooms is {}; try again later", entries_.size(),
                 options_.rooms_max);
   }
-  for (const std::uint32_t page : want.pages) {
-    local.page_owner[page] = want.room;
-  }
+  own_pages(local, want.pages, want.hybrid, want.room);
   Entry& entry = entries_[key];
   entry.engine = engine;
   entry.service = service;
@@ -135,9 +167,10 @@ Result<void> Rooms::expect(Nanos now, EngineId engine, EngineExpectation want, S
   entry.prefix = want.prefix;
   entry.tokens = want.token_count;
   entry.aux_slot = want.aux_slot;
+  entry.hybrid = std::move(want.hybrid);
   entry.dp = want.prefill_dp_rank;
   entry.created = now;
-  if (entry.prefix == entry.tokens && entry.aux_slot < 0) {
+  if (entry.prefix == entry.tokens && entry.aux_slot < 0 && !entry.hybrid.state_slot) {
     tell(key, entry, EngineEvent{.type = EngineEventType::kLanded, .room = want.room, .tokens = entry.tokens},
          out);
     entry.told = true;

@@ -101,11 +101,18 @@ void Rooms::try_grant(Nanos now, const RoomKey& key, Entry& entry, Actions& out)
     targets[peer->second].push_back(rank);
   }
   entry.targets = std::move(targets);
-  Grant grant{entry.key,
-              entry.pages,
-              entry.aux_slot >= 0,
-              static_cast<std::uint32_t>(std::max(entry.aux_slot, 0)),
-              {}};
+  Grant grant;
+  grant.key = entry.key;
+  grant.pages = entry.pages;
+  if (!entry.hybrid.window_pages.empty()) {
+    grant.window_pages = std::make_shared<const std::vector<std::uint32_t>>(entry.hybrid.window_pages);
+  }
+  if (entry.hybrid.state_slot) {
+    grant.state_slot =
+        std::make_shared<const std::vector<std::uint32_t>>(std::vector{*entry.hybrid.state_slot});
+  }
+  grant.has_aux = entry.aux_slot >= 0;
+  grant.aux_slot = static_cast<std::uint32_t>(std::max(entry.aux_slot, 0));
   for (const RankIndex rank : wanted.sources) {
     const PeerId peer = info.peers.at(rank);
     entry.sources.push_back(Source{.rank = rank, .peer = peer});
@@ -115,10 +122,10 @@ void Rooms::try_grant(Nanos now, const RoomKey& key, Entry& entry, Actions& out)
   entry.granted_at = now;
   out.push_back(OpenGrant{std::move(grant)});
   for (const auto& [peer, ranks] : entry.targets) {
-    out.push_back(
-        SendMessage{peer, message::Grant{entry.key, ranks, static_cast<std::uint32_t>(entry.dp), *entry.pages,
-                                         entry.prefix, entry.tokens, entry.aux_slot >= 0,
-                                         static_cast<std::uint32_t>(std::max(entry.aux_slot, 0))}});
+    out.push_back(SendMessage{
+        peer, message::Grant{entry.key, ranks, static_cast<std::uint32_t>(entry.dp), *entry.pages,
+                             entry.prefix, entry.tokens, entry.aux_slot >= 0,
+                             static_cast<std::uint32_t>(std::max(entry.aux_slot, 0)), entry.hybrid}});
   }
 }
 

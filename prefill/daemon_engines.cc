@@ -19,6 +19,7 @@ Result<void> Daemon::on_attach(EngineId engine, EngineAttach attach) {
     return fail(Code::kConflict, "rank {} is attached already; detach the other engine process first", rank);
   }
   attach.layout.rank = rank;
+  set_spaces(config_.model, attach.layout);
   KVF_TRY(std::shared_ptr<const Pool> pool, Pool::map(std::move(attach.layout), std::move(attach.fds)));
   KVF_TRY_VOID(rooms_.attach(engine, rank, pool));
   KVF_LOG_INFO("engine attached", kv("rank", rank), kv("pid", attach.pid), kv("bytes", pool->mapped_bytes()));

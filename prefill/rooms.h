@@ -126,6 +126,7 @@ class Rooms {
     bool ready = true;
     std::uint32_t read_by = 0;  // destinations that need it no longer
     bool reported = false;
+    HybridRows hybrid;  // of the last chunk
   };
   struct Destination {
     PeerId peer = 0;
@@ -135,8 +136,9 @@ class Rooms {
     std::uint64_t tokens = 0;
     bool has_aux = false;
     std::uint32_t aux_slot = 0;
-    std::shared_ptr<const PairLayout> layout;       // set with the first chunk
-    std::shared_ptr<const message::RankUp> remote;  // likewise
+    HybridRows hybrid;
+    std::shared_ptr<const std::vector<PairLayout>> layouts;  // set with the first chunk
+    std::shared_ptr<const message::RankUp> remote;           // likewise
     bool sends = false;
     bool sends_aux = false;
     std::size_t next_chunk = 0;
@@ -173,7 +175,7 @@ class Rooms {
     bool ready = false;
     bool lost = false;
     std::map<RankIndex, std::shared_ptr<const message::RankUp>> ranks;
-    std::map<std::pair<RankIndex, RankIndex>, std::shared_ptr<const PairLayout>> layouts;
+    std::map<std::pair<RankIndex, RankIndex>, std::shared_ptr<const std::vector<PairLayout>>> layouts;
   };
   struct Tombstone {
     bool by_engine = false;          // the engine aborted before decode granted: late grants are refused
@@ -196,6 +198,8 @@ class Rooms {
   void on_landed(Nanos now, PeerId peer, const message::Landed& landed, Actions& out);
   void pump(Nanos now, const RoomKey& key, Entry& entry, Actions& out);
   Result<void> post_chunk(Nanos now, const RoomKey& key, Entry& entry, Destination& to, Actions& out);
+  Result<std::vector<std::shared_ptr<const Plan>>> plan_chunk_parts(const Chunk& chunk, Destination& to,
+                                                                    Room room) const;
   std::vector<AuxWrite> aux_writes(const Entry& entry, const Destination& to) const;
   void chunk_read(const RoomKey& key, Entry& entry, std::size_t index, Actions& out);
   void begin_end(Nanos now, const RoomKey& key, Entry& entry, Error error, Actions& out);

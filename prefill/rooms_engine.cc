@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "common/pool/hybrid_rows.h"
 #include "prefill/rooms.h"
 
 namespace kvferry::prefill {
@@ -58,6 +59,10 @@ Result<void> Rooms::check_chunk(const EngineChunk& chunk, const Pool& pool) cons
     if (id >= limit) {
       return fail(Code::kInvalid, "room {}: page {} is outside the pool of {} pages", chunk.room, id, limit);
     }
+  }
+  if (chunk.last) {
+    KVF_TRY_VOID(check_hybrid(pool, virtual_page, chunk.room, {}, chunk.first_token + chunk.token_count,
+                              chunk.hybrid));
   }
   if (chunk.last && chunk.aux_slot >= 0) {
     for (const AuxField& field : pool.layout().aux) {
@@ -136,7 +141,8 @@ Result<void> Rooms::send(Nanos now, EngineId engine, EngineChunk chunk, bool rea
                                .first = chunk.first_token,
                                .count = chunk.token_count,
                                .last = chunk.last,
-                               .ready = ready});
+                               .ready = ready,
+                               .hybrid = std::move(chunk.hybrid)});
   pump(now, key, entry, out);
   settle(now, key, out);
   return {};

@@ -94,10 +94,10 @@ Result<void> Rooms::bind_layout(RankIndex rank, Destination& to) {
                         shapes(local->second.pool->layout())};
     const RankShape dst{peer.topology, peer.topology.coord(to.key.decode_rank), shape->second->page_size,
                         shape->second->buffers};
-    KVF_TRY(PairLayout layout, pair_layout(options_.model, src, dst));
-    cached = std::make_shared<const PairLayout>(std::move(layout));
+    KVF_TRY(std::vector<PairLayout> layouts, pair_layouts(options_.model, src, dst));
+    cached = std::make_shared<const std::vector<PairLayout>>(std::move(layouts));
   }
-  to.layout = cached;
+  to.layouts = cached;
   to.remote = shape->second;
   return {};
 }
@@ -149,6 +149,7 @@ Result<void> Rooms::add_destination(Nanos now, PeerId peer, const message::Grant
   to.tokens = grant.tokens;
   to.has_aux = grant.has_aux;
   to.aux_slot = grant.aux_slot;
+  to.hybrid = grant.hybrid;
   to.sends = std::find(targets.sources.begin(), targets.sources.end(), rank) != targets.sources.end();
   to.sends_aux = targets.aux_source == rank;
   to.granted = now;

@@ -11,6 +11,12 @@ namespace {
 // prefill computed; decode computes that one itself.
 constexpr std::uint64_t kDecodeExtraTokens = 1;
 
+// A chunk is posted as one job per part. Jobs of a transfer complete in order, so its last job's ticket says
+// that the chunk has been read.
+std::uint64_t ticket_of(std::size_t chunk, bool final_part) {
+  return std::uint64_t{chunk} * 2 + (final_part ? 1 : 0);
+}
+
 }  // namespace
 
 bool Rooms::complete(const Entry& entry) const {
@@ -45,46 +51,69 @@ Result<void> Rooms::post_chunk(Nanos now, const RoomKey& key, Entry& entry, Dest
     return fail(Code::kMismatch, "prefill computed {} tokens, decode rank {} expects {}", end,
                 to.key.decode_rank, to.tokens);
   }
-  if (to.layout == nullptr) {
+  if (to.layouts == nullptr) {
     KVF_TRY_VOID(bind_layout(key.rank, to));
   }
-  ChunkJob job;
-  job.key = TransferKey{to.key, key.rank};
-  job.source = entry.pool;
-  job.last = chunk.last;
-  job.ticket = to.next_chunk;
-  job.aux_slot = to.aux_slot;
-  const std::uint64_t begin = std::max(chunk.first, to.prefix);
-  auto plan = std::make_shared<Plan>();
-  if (begin < end) {
-    const Nanos started = options_.stopwatch ? options_.stopwatch() : 0;
-    KVF_TRY(
-        *plan,
-        plan_chunk(*to.layout,
-                   ChunkRequest{
-                       begin, end, chunk.first, to.prefix, chunk.pages, *to.pages, {to.prefix, to.tokens}}));
-    to.report.plan_ns += options_.stopwatch ? options_.stopwatch() - started : 0;
+  const Nanos started = options_.stopwatch ? options_.stopwatch() : 0;
+  KVF_TRY(auto plans, plan_chunk_parts(chunk, to, key.room));
+  to.report.plan_ns += options_.stopwatch ? options_.stopwatch() - started : 0;
+  if (plans.empty() && !chunk.last) {
+    chunk_read(key, entry, to.next_chunk++, out);
+    return {};
   }
-  job.plan = std::move(plan);
-  if (chunk.last) {
-    if (to.has_aux && to.sends_aux && entry.aux.empty()) {
-      return fail(Code::kInvalid, "decode rank {} expects aux data, the last chunk named no aux_slot",
-                  to.key.decode_rank);
-    }
-    job.aux = aux_writes(entry, to);
+  if (plans.empty()) {
+    plans.push_back(std::make_shared<const Plan>());  // the notice still has to go
   }
-  if (job.plan->runs.empty() && !chunk.last) {
-    chunk_read(key, entry, to.next_chunk, out);
-  } else {
-    if (!to.posted_any) {
-      to.report.queue_ns = now - std::max(to.granted, entry.created);
+  if (chunk.last && to.has_aux && to.sends_aux && entry.aux.empty()) {
+    return fail(Code::kInvalid, "decode rank {} expects aux data, the last chunk named no aux_slot",
+                to.key.decode_rank);
+  }
+  if (!to.posted_any) {
+    to.report.queue_ns = now - std::max(to.granted, entry.created);
+  }
+  to.posted_any = true;
+  for (std::size_t part = 0; part < plans.size(); ++part) {
+    const bool final_part = part + 1 == plans.size();
+    ChunkJob job;
+    job.key = TransferKey{to.key, key.rank};
+    job.source = entry.pool;
+    job.plan = std::move(plans[part]);
+    job.last = chunk.last && final_part;
+    job.ticket = ticket_of(to.next_chunk, final_part);
+    job.aux_slot = to.aux_slot;
+    if (job.last) {
+      job.aux = aux_writes(entry, to);
     }
-    to.posted_any = true;
     ++to.in_flight;
     out.push_back(PostChunk{to.peer, std::move(job)});
   }
   ++to.next_chunk;
   return {};
+}
+
+// The plans of the chunk's parts that have anything to move, in the order in which they are posted.
+Result<std::vector<std::shared_ptr<const Plan>>> Rooms::plan_chunk_parts(const Chunk& chunk, Destination& to,
+                                                                         Room room) const {
+  const std::uint64_t end = chunk.first + chunk.count;
+  PartRequest request;
+  request.tokens = {std::max(chunk.first, to.prefix), std::max(end, to.prefix)};
+  request.request = {to.prefix, to.tokens};
+  request.window = options_.model.sliding_window;
+  request.last = chunk.last;
+  request.src = {chunk.pages, chunk.first, chunk.hybrid.window_pages, chunk.hybrid.window_first,
+                 chunk.hybrid.state_slot};
+  request.dst = {*to.pages, to.prefix, to.hybrid.window_pages, to.hybrid.window_first, to.hybrid.state_slot};
+  std::vector<std::shared_ptr<const Plan>> plans;
+  for (const PairLayout& layout : *to.layouts) {
+    if (layout.pairs.empty() || !layout.elected(room)) {
+      continue;
+    }
+    KVF_TRY(Plan plan, plan_part(layout, request));
+    if (!plan.runs.empty()) {
+      plans.push_back(std::make_shared<const Plan>(std::move(plan)));
+    }
+  }
+  return plans;
 }
 
 void Rooms::pump(Nanos now, const RoomKey& key, Entry& entry, Actions& out) {
@@ -152,8 +181,9 @@ void Rooms::on_fabric(Nanos now, const FabricEvent& event, Actions& out) {
       to->first_post = to->first_post == 0 ? done->first_post : to->first_post;
       to->last_done = done->last_done;
       entry->progress = now;
-      if (done->ticket < entry->chunks.size()) {
-        chunk_read(key, *entry, done->ticket, out);
+      if (const std::size_t chunk = done->ticket / 2;
+          done->ticket == ticket_of(chunk, true) && chunk < entry->chunks.size()) {
+        chunk_read(key, *entry, chunk, out);
       }
       settle(now, key, out);
     }

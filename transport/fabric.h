@@ -55,10 +55,17 @@ struct ChunkJob {
 /// What a decode rank granted: the destination of all transfers of one room into one decode rank.
 struct Grant {
   GrantKey key;
-  std::shared_ptr<const std::vector<std::uint32_t>> pages;  // physical, in the order of the room's tokens
+  using Pages = std::shared_ptr<const std::vector<std::uint32_t>>;
+  Pages pages;         // physical, in the order of the room's tokens; the draft model's too
+  Pages window_pages;  // of the sliding-window layers; null where there are none
+  Pages state_slot;    // one entry: the row of the recurrent state; null where there is none
   bool has_aux = false;
   std::uint32_t aux_slot = 0;
   std::vector<std::pair<RankIndex, PeerId>> sources;  // who may write, through which peer
+
+  const Pages& pages_of(RowSpace space) const {
+    return space == RowSpace::kWindow ? window_pages : space == RowSpace::kState ? state_slot : pages;
+  }
 };
 
 /// Opaque per-session connection data that the decode daemon puts into its handshake (JSON text made by

@@ -20,11 +20,16 @@ Result<void> check_pages(const Grant& grant, const Pool& pool) {
   if (!grant.pages) {
     return fail(Code::kInvalid, "grant of room {} has no page list", grant.key.room);
   }
-  const std::uint64_t limit = page_count(pool.layout());
-  for (const std::uint32_t page : *grant.pages) {
-    if (page >= limit) {
-      return fail(Code::kInvalid, "grant of room {} names page {}, but pool of decode rank {} has {} pages",
-                  grant.key.room, page, grant.key.decode_rank, limit);
+  for (const RowSpace space : {RowSpace::kTokens, RowSpace::kWindow, RowSpace::kState}) {
+    const std::uint64_t limit = page_count(pool.layout(), space);
+    if (const Grant::Pages& pages = grant.pages_of(space)) {
+      for (const std::uint32_t page : *pages) {
+        if (page >= limit) {
+          return fail(Code::kInvalid,
+                      "grant of room {} names {} page {}, but pool of decode rank {} has {} pages",
+                      grant.key.room, to_string(space), page, grant.key.decode_rank, limit);
+        }
+      }
     }
   }
   return {};
@@ -49,7 +54,7 @@ std::byte* Placement::row_address(std::uint64_t index) const {
   if (!pages_) {
     return base_;
   }
-  const std::uint64_t row = std::uint64_t{(*pages_)[index / page_size_]} * page_size_ + index % page_size_;
+  const std::uint64_t row = std::uint64_t{(*pages_)[index / page_rows_]} * pitch_ + index % page_rows_;
   return base_ + row * stride_ + header_.row_offset;
 }
 
@@ -71,8 +76,8 @@ std::span<std::byte> Placement::next() {
     // Within a page, rows follow each other; the page's end is where the list decides again.
     std::uint32_t rows = 1;
     if (whole_rows && pages_) {
-      const std::uint64_t page_rows = page_size_ - index % page_size_;
-      rows = static_cast<std::uint32_t>(std::min<std::uint64_t>(header_.rows - row_, page_rows));
+      const std::uint64_t left_in_page = page_rows_ - index % page_rows_;
+      rows = static_cast<std::uint32_t>(std::min<std::uint64_t>(header_.rows - row_, left_in_page));
     }
     bytes += std::uint64_t{rows} * header_.row_bytes;
     row_ += rows;
@@ -94,7 +99,7 @@ std::uint64_t Placement::span_bytes_hint() const {
   }
   const bool dense = header_.count == 1 || header_.step == header_.rows;
   const std::uint64_t piece_rows = dense ? std::uint64_t{header_.rows} * header_.count : header_.rows;
-  return std::min<std::uint64_t>(piece_rows, page_size_) * stride_;
+  return std::min<std::uint64_t>(piece_rows, page_rows_) * stride_;
 }
 
 void GrantTable::add_pool(std::shared_ptr<const Pool> pool) {
@@ -125,7 +130,7 @@ Result<void> GrantTable::open(Grant grant) {
   KVF_TRY_VOID(check_aux_slot(grant, *pool->second));
   Entry entry;
   entry.pool = pool->second;
-  entry.pages = std::move(grant.pages);
+  entry.pages = {grant.pages, grant.pages, grant.window_pages, grant.state_slot};
   entry.has_aux = grant.has_aux;
   entry.aux_slot = grant.aux_slot;
   for (const auto& [rank, peer] : grant.sources) {
@@ -198,20 +203,24 @@ Admission<Placement> GrantTable::admit(const BlockHeader& header, PeerId peer) {
       return illegal("room {}: buffer {} does not exist, the pool has {}", header.key.grant.room,
                      header.target, entry.pool->buffer_count());
     }
-    const std::uint64_t row_limit = std::uint64_t{entry.pool->page_size()} * entry.pages->size();
+    const BufferPlace& place = entry.pool->layout().buffers[header.target];
+    const Grant::Pages& pages = entry.pages[static_cast<std::size_t>(place.space)];
+    const std::uint64_t page_rows = place.shape.rows_of_page(entry.pool->page_size());
+    const std::uint64_t row_limit = pages ? page_rows * pages->size() : 0;
     if (end_index(header) > row_limit) {
-      return illegal("room {}: rows up to {} are outside the grant of {} rows", header.key.grant.room,
-                     end_index(header), row_limit);
+      return illegal("room {}: {} rows up to {} are outside the grant of {} rows", header.key.grant.room,
+                     to_string(place.space), end_index(header), row_limit);
     }
-    placement.stride_ = entry.pool->layout().buffers[header.target].shape.row_bytes;
+    placement.stride_ = place.shape.row_bytes;
     if (std::uint64_t{header.row_offset} + header.row_bytes > placement.stride_) {
       return illegal("room {}: bytes {}..{} are outside the {}-byte rows of buffer {}", header.key.grant.room,
                      header.row_offset, std::uint64_t{header.row_offset} + header.row_bytes,
                      placement.stride_, header.target);
     }
     placement.base_ = entry.pool->buffer(header.target).data();
-    placement.pages_ = entry.pages;
-    placement.page_size_ = entry.pool->page_size();
+    placement.pages_ = pages;
+    placement.page_rows_ = static_cast<std::uint32_t>(page_rows);
+    placement.pitch_ = place.shape.pitch_of(entry.pool->page_size());
   }
   std::uint64_t bytes = 0;
   if (__builtin_add_overflow(source.admitted_bytes, header.payload_bytes, &bytes) ||

@@ -8,6 +8,7 @@
 // Landed comes back exactly once per source, from whichever call completes the count, in any order of blocks
 // and notice.
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -46,7 +47,8 @@ class Placement {
   std::shared_ptr<const std::vector<std::uint32_t>> pages_;
   std::byte* base_ = nullptr;  // of the buffer, or of the aux row
   std::uint64_t stride_ = 0;   // bytes per destination row
-  std::uint32_t page_size_ = 0;
+  std::uint32_t page_rows_ = 0;
+  std::uint32_t pitch_ = 0;
   BlockHeader header_;
   std::uint64_t bytes_left_ = 0;
   std::uint32_t piece_ = 0;
@@ -100,7 +102,7 @@ class GrantTable {
   };
   struct Entry {
     std::shared_ptr<const Pool> pool;
-    std::shared_ptr<const std::vector<std::uint32_t>> pages;
+    std::array<Grant::Pages, kRowSpaces> pages;
     bool has_aux = false;
     std::uint32_t aux_slot = 0;
     std::vector<Source> sources;

@@ -36,7 +36,8 @@ struct Encoder {
   json operator()(const message::RankUp& m) const {
     json buffers = json::array();
     for (const BufferShape& buffer : m.buffers) {
-      buffers.push_back({buffer.layer, static_cast<int>(buffer.kind), buffer.row_bytes, buffer.pages});
+      buffers.push_back({buffer.layer, static_cast<int>(buffer.kind), buffer.row_bytes, buffer.pages,
+                         buffer.rows_of_page(m.page_size), buffer.pitch_of(m.page_size)});
     }
     json aux = json::array();
     for (const AuxShape& field : m.aux) {
@@ -56,6 +57,10 @@ struct Encoder {
     out["tokens"] = m.tokens;
     out["has_aux"] = m.has_aux;
     out["aux_slot"] = m.aux_slot;
+    out["window_pages"] = pack_words(m.hybrid.window_pages);
+    out["window_first"] = m.hybrid.window_first;
+    out["has_state"] = m.hybrid.state_slot.has_value();
+    out["state_slot"] = m.hybrid.state_slot.value_or(0);
     return out;
   }
   json operator()(const message::Stop& m) const {
@@ -186,14 +191,17 @@ message::RankUp read_rank_up(Fields& in) {
   out.rank = in.rank("rank");
   out.page_size = static_cast<std::uint32_t>(in.number("page_size", 65536));
   for (const json& item : in.list("buffers", kBuffersMax)) {
-    if (!item.is_array() || item.size() != 4 || !is_u64(item[0], UINT32_MAX) || !is_u64(item[1], 2) ||
-        !is_u64(item[2], UINT32_MAX) || !is_u64(item[3], std::uint64_t{1} << 40)) {
-      in.problem("buffers", "a list of [layer, kind, row_bytes, pages]");
+    if (!item.is_array() || item.size() != 6 || !is_u64(item[0], UINT32_MAX) ||
+        !is_u64(item[1], kBufferKinds - 1) || !is_u64(item[2], UINT32_MAX) ||
+        !is_u64(item[3], std::uint64_t{1} << 40) || !is_u64(item[4], UINT32_MAX) ||
+        !is_u64(item[5], UINT32_MAX)) {
+      in.problem("buffers", "a list of [layer, kind, row_bytes, pages, page_rows, pitch]");
       break;
     }
     out.buffers.push_back({item[0].get<std::uint32_t>(),
                            static_cast<BufferKind>(item[1].get<std::uint32_t>()),
-                           item[2].get<std::uint32_t>(), item[3].get<std::uint64_t>()});
+                           item[2].get<std::uint32_t>(), item[3].get<std::uint64_t>(),
+                           item[4].get<std::uint32_t>(), item[5].get<std::uint32_t>()});
   }
   for (const json& item : in.list("aux", kAuxMax)) {
     if (!item.is_array() || item.size() != 3 || !item[0].is_string() ||
@@ -218,6 +226,12 @@ message::Grant read_grant(Fields& in) {
   out.tokens = in.number("tokens", std::uint64_t{1} << 40);
   out.has_aux = in.flag("has_aux");
   out.aux_slot = in.u32("aux_slot");
+  out.hybrid.window_pages = in.words("window_pages", std::size_t{1} << 22);
+  out.hybrid.window_first = in.number("window_first", std::uint64_t{1} << 40);
+  const std::uint32_t slot = in.u32("state_slot");
+  if (in.flag("has_state")) {
+    out.hybrid.state_slot = slot;
+  }
   if (out.prefix > out.tokens) {
     in.problem("prefix", fmt::format("at most tokens={}, is {}", out.tokens, out.prefix));
   }

@@ -152,6 +152,7 @@ void read_model(FieldReader& root, DaemonConfig& out) {
       root.errors().add("dtype", dtype.error().message);
     }
   }
+  out.model.draft_layers = static_cast<std::uint32_t>(root.number("draft_layers", 0, 0, 64));
   const auto valid = validate(out.topology, out.model);
   if (!valid) {
     root.errors().add("topology", valid.error().message);
@@ -290,6 +291,7 @@ std::string print_daemon_config(Role role, const DaemonConfig& config) {
       {"instance", config.instance},
       {"model", config.model_name},
       {"dtype", to_string(config.model.dtype)},
+      {"draft_layers", config.model.draft_layers},
       {"page_size", config.page_size},
       {"topology",
        {{"tp", t.tp},

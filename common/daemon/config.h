@@ -67,7 +67,7 @@ struct LimitConfig {
 struct DaemonConfig {
   std::string instance;
   std::string model_name;  // as written: preset or path
-  ModelGeometry model;
+  ModelGeometry model;  // draft_layers: what the configuration says, 0 unless the draft model's KV is to move
   std::uint32_t page_size = 64;
   Topology topology;
   std::vector<RankIndex> ranks;  // served by this daemon; default: all

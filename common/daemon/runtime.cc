@@ -47,8 +47,10 @@ RankDescription describe_rank(const DaemonConfig& config, const PoolLayout& layo
   out.index = layout.rank;
   out.coord = config.topology.coord(layout.rank);
   for (const BufferPlace& buffer : layout.buffers) {
-    out.buffers.push_back({buffer.shape.layer, buffer.shape.kind,
-                           std::uint64_t{buffer.shape.row_bytes} * layout.page_size, buffer.shape.pages});
+    out.buffers.push_back(
+        {buffer.shape.layer, buffer.shape.kind,
+         std::uint64_t{buffer.shape.row_bytes} * buffer.shape.rows_of_page(layout.page_size),
+         buffer.shape.pages});
   }
   for (const AuxField& field : layout.aux) {
     out.aux.push_back({field.name, field.width, field.slots});
@@ -61,30 +63,38 @@ namespace {
 // Every (layer, kind) that the rank owns must be there exactly once, with the configured row size.
 void check_buffers(const DaemonConfig& config, const EngineAttach& attach, const RankCoord& coord,
                    std::vector<std::string>& problems) {
-  std::map<std::pair<std::uint32_t, BufferKind>, std::uint32_t> wanted;
-  for (const BufferShape& shape : rank_buffers(config.model, config.topology, coord, 1)) {
-    wanted[{shape.layer, shape.kind}] = shape.row_bytes;
+  std::map<BufferId, BufferShape> wanted;
+  const std::uint32_t draft_rows = rows_of_page(RowSpace::kDraft, config.page_size, config.topology);
+  for (const BufferShape& shape : rank_buffers(config.model, config.topology, coord, 1, draft_rows)) {
+    wanted[shape.id()] = shape;
   }
   const std::size_t wanted_count = wanted.size();
   for (std::size_t i = 0; i < attach.layout.buffers.size(); ++i) {
     const BufferShape& shape = attach.layout.buffers[i].shape;
-    const auto at = wanted.find({shape.layer, shape.kind});
+    const auto at = wanted.find(shape.id());
     if (at == wanted.end()) {
       problems.push_back(
           fmt::format("buffers[{}] is layer {} {}, which this rank does not own or which came before", i,
                       shape.layer, to_string(shape.kind)));
       continue;
     }
-    if (at->second != shape.row_bytes) {
+    if (at->second.row_bytes != shape.row_bytes) {
       problems.push_back(fmt::format("buffers[{}] (layer {} {}): row_bytes is {}, the configuration says {}",
-                                     i, shape.layer, to_string(shape.kind), shape.row_bytes, at->second));
+                                     i, shape.layer, to_string(shape.kind), shape.row_bytes,
+                                     at->second.row_bytes));
+    }
+    const std::uint32_t rows = at->second.rows_of_page(config.page_size);
+    if (shape.rows_of_page(attach.layout.page_size) != rows) {
+      problems.push_back(fmt::format("buffers[{}] (layer {} {}): page_rows is {}, its pages have {}", i,
+                                     shape.layer, to_string(shape.kind),
+                                     shape.rows_of_page(attach.layout.page_size), rows));
     }
     wanted.erase(at);
   }
   if (!wanted.empty()) {
     problems.push_back(fmt::format("{} of {} buffers are missing, first layer {} {}", wanted.size(),
-                                   wanted_count, wanted.begin()->first.first,
-                                   to_string(wanted.begin()->first.second)));
+                                   wanted_count, wanted.begin()->first.layer,
+                                   to_string(wanted.begin()->first.kind)));
   }
 }
 

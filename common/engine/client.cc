@@ -124,13 +124,21 @@ Result<wire::Attach> to_wire(const kvf_pool& pool, std::vector<int>& fds) {
   for (std::size_t i = 0; i < pool.buffer_count; ++i) {
     const kvf_buffer& buffer = pool.buffers[i];
     const std::string name = fmt::format("buffers[{}]", i);
-    if (buffer.kind > KVF_LATENT) {
-      return fail(Code::kInvalid, "{}.kind is {}, legal are 0 (key), 1 (value) and 2 (latent)", name,
-                  buffer.kind);
+    if (buffer.kind >= kBufferKinds) {
+      return fail(Code::kInvalid, "{}.kind is {}, legal are 0 (key) to {} (recurrent)", name, buffer.kind,
+                  kBufferKinds - 1);
+    }
+    const std::uint32_t page_rows = buffer.page_rows != 0 ? buffer.page_rows : pool.page_size;
+    const std::uint64_t stride =
+        buffer.page_stride != 0 ? buffer.page_stride : std::uint64_t{page_rows} * buffer.row_bytes;
+    if (buffer.row_bytes == 0 || stride % buffer.row_bytes != 0 || stride / buffer.row_bytes > UINT32_MAX) {
+      return fail(Code::kInvalid, "{}.page_stride {} is not a multiple of row_bytes {}; pad the pages to one",
+                  name, stride, buffer.row_bytes);
     }
     BufferPlace place;
-    place.shape =
-        BufferShape{buffer.layer, static_cast<BufferKind>(buffer.kind), buffer.row_bytes, buffer.pages};
+    place.shape = BufferShape{buffer.layer,     static_cast<BufferKind>(buffer.kind),
+                              buffer.row_bytes, buffer.pages,
+                              page_rows,        static_cast<std::uint32_t>(stride / buffer.row_bytes)};
     KVF_TRY(place.fd, fd_index(name, buffer.fd, fds));
     place.offset = buffer.offset;
     attach.layout.buffers.push_back(place);
@@ -152,7 +160,8 @@ Result<wire::Attach> to_wire(const kvf_pool& pool, std::vector<int>& fds) {
 std::chrono::seconds attach_deadline(const PoolLayout& layout) {
   double bytes = 0;
   for (const BufferPlace& place : layout.buffers) {
-    bytes += static_cast<double>(place.shape.pages) * layout.page_size * place.shape.row_bytes;
+    bytes += static_cast<double>(place.shape.pages) * place.shape.pitch_of(layout.page_size) *
+             place.shape.row_bytes;
   }
   // Bounded, because the sizes are the caller's and may be nonsense.
   const double gib = std::min(bytes / (1024.0 * 1024 * 1024), 3600.0);
@@ -178,6 +187,17 @@ Result<int> attach(const char* socket_path, const kvf_pool* pool, kvf_engine** o
   return 0;
 }
 
+Result<HybridRows> to_rows(const kvf_hybrid& hybrid) {
+  KVF_TRY_VOID(check_array("hybrid.window_pages", hybrid.window_pages, hybrid.window_page_count));
+  HybridRows rows;
+  rows.window_pages.assign(hybrid.window_pages, hybrid.window_pages + hybrid.window_page_count);
+  rows.window_first = hybrid.window_first;
+  if (hybrid.has_state != 0) {
+    rows.state_slot = hybrid.state_slot;
+  }
+  return rows;
+}
+
 Result<int> send(ClientConnection& connection, const kvf_chunk* chunk) {
   KVF_TRY_VOID(check_struct("kvf_chunk", chunk != nullptr, chunk != nullptr ? chunk->struct_size : 0,
                             sizeof(kvf_chunk)));
@@ -189,6 +209,7 @@ Result<int> send(ClientConnection& connection, const kvf_chunk* chunk) {
   message.token_count = chunk->token_count;
   message.last = chunk->last != 0;
   message.aux_slot = chunk->aux_slot;
+  KVF_TRY(message.hybrid, to_rows(chunk->hybrid));
   std::vector<int> fds;
   if (chunk->ready_fd >= 0) {
     fds.push_back(chunk->ready_fd);
@@ -210,6 +231,7 @@ Result<int> expect(ClientConnection& connection, const kvf_expectation* expectat
   message.token_count = expectation->token_count;
   message.aux_slot = expectation->aux_slot;
   message.prefill_dp_rank = expectation->prefill_dp_rank;
+  KVF_TRY(message.hybrid, to_rows(expectation->hybrid));
   const std::uint64_t seq = connection.next_seq();
   KVF_TRY_VOID(connection.call(seq, wire::encode(seq, message), {}, kAnswerDeadline));
   return 0;

@@ -54,16 +54,28 @@ typedef enum kvf_code {
   KVF_INTERNAL = 31
 } kvf_code;
 
-typedef enum kvf_buffer_kind { KVF_KEY = 0, KVF_VALUE = 1, KVF_LATENT = 2 } kvf_buffer_kind;
+typedef enum kvf_buffer_kind {
+  KVF_KEY = 0,
+  KVF_VALUE = 1,
+  KVF_LATENT = 2,
+  KVF_INDEX_KEY = 3,   /* sparse-attention indexer: keys, */
+  KVF_INDEX_SCALE = 4, /* and their scales */
+  KVF_CONV = 5,        /* linear attention: convolution inputs, one row per request */
+  KVF_RECURRENT = 6    /* linear attention: recurrent state, one row per request */
+} kvf_buffer_kind;
 
-/* One buffer: pages * page_size rows of row_bytes, starting `offset` bytes into descriptor `fd`. */
+/* One buffer: `pages` pages of `page_rows` rows of row_bytes, the first `offset` bytes into descriptor `fd`,
+ * the next `page_stride` bytes further on. A draft model's layers (ids from the model's layer count on) are
+ * on every DCP rank whole: their pages have page_size * dcp rows. State buffers have one row per page. */
 typedef struct kvf_buffer {
-  uint32_t layer;     /* global layer id */
-  uint32_t kind;      /* kvf_buffer_kind */
-  uint32_t row_bytes; /* item_len / page_size */
+  uint32_t layer; /* global layer id */
+  uint32_t kind;  /* kvf_buffer_kind */
+  uint32_t row_bytes;
   uint64_t pages;
   int fd; /* the same descriptor may serve many buffers; it is duplicated, not taken over */
   uint64_t offset;
+  uint32_t page_rows;   /* 0: page_size */
+  uint64_t page_stride; /* bytes, a multiple of row_bytes; 0: page_rows * row_bytes */
 } kvf_buffer;
 
 /* One aux field: `slots` rows of `width` bytes. A field named "bootstrap_room" holds the room as uint64. */
@@ -86,6 +98,15 @@ typedef struct kvf_pool {
   size_t aux_count;
 } kvf_pool;
 
+/* What a request of a hybrid model needs beside its pages; all zero for other models. */
+typedef struct kvf_hybrid {
+  const uint32_t* window_pages; /* of the sliding-window layers, which have pages of their own */
+  size_t window_page_count;
+  uint64_t window_first; /* token of the first of them: a multiple of the virtual page */
+  int has_state;         /* non-zero: state_slot names the request's row in the state buffers */
+  uint32_t state_slot;
+} kvf_hybrid;
+
 /* Prefill: tokens [first_token, first_token + token_count) of the room lie in `pages`. first_token is a
  * multiple of the virtual page; chunks of a room follow each other without gaps, the first starts at 0 or at
  * the decode prefix that KVF_EVENT_GRANTED reported. Only the last chunk may end inside a page. The last
@@ -97,9 +118,10 @@ typedef struct kvf_chunk {
   size_t page_count;
   uint64_t first_token;
   uint64_t token_count;
-  int last;     /* non-zero: the request is complete; aux_slot is read now */
-  int aux_slot; /* -1 = none; only with last */
-  int ready_fd; /* -1 = pages are ready; else an eventfd that becomes readable when they are */
+  int last;          /* non-zero: the request is complete; aux_slot is read now */
+  int aux_slot;      /* -1 = none; only with last */
+  int ready_fd;      /* -1 = pages are ready; else an eventfd that becomes readable when they are */
+  kvf_hybrid hybrid; /* only with last; window pages reach from window_first to the last token */
 } kvf_chunk;
 
 /* Decode: the whole request needs token_count tokens, the first `prefix` of them are here already; `pages`
@@ -115,6 +137,7 @@ typedef struct kvf_expectation {
   uint64_t token_count;
   int aux_slot;        /* -1 = none */
   int prefill_dp_rank; /* -1 = room mod dp, or as the bootstrap server says */
+  kvf_hybrid hybrid;   /* window pages cover at least the last sliding-window tokens after the prefix */
 } kvf_expectation;
 
 typedef enum kvf_event_type {

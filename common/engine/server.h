@@ -34,7 +34,8 @@ struct EngineChunk {
   std::uint64_t token_count = 0;
   bool last = false;
   int aux_slot = -1;
-  UniqueFd ready;  // invalid: ready now
+  UniqueFd ready;     // invalid: ready now
+  HybridRows hybrid;  // with last
 };
 
 struct EngineExpectation {
@@ -45,6 +46,7 @@ struct EngineExpectation {
   std::uint64_t token_count = 0;
   int aux_slot = -1;
   int prefill_dp_rank = -1;
+  HybridRows hybrid;
 };
 
 enum class EngineEventType : std::uint8_t {

@@ -11,6 +11,7 @@ namespace kvferry {
 namespace {
 
 constexpr std::uint32_t kPageSizeMax = 1u << 16;              // tokens; real ones are 1 to 256
+constexpr std::uint32_t kPageRowsMax = 1u << 28;              // page_size times the largest DCP
 constexpr std::uint64_t kPagesMax = std::uint64_t{1} << 32;   // pages are named by uint32
 constexpr std::uint64_t kTokensMax = std::uint64_t{1} << 40;  // keeps every later sum far from 2^64
 
@@ -41,6 +42,9 @@ Result<void> check_layout(const PoolLayout& layout, std::size_t fd_count) {
     const std::string name = fmt::format("buffers[{}]", i);
     KVF_TRY_VOID(check_range(name + ".row_bytes", place.shape.row_bytes, 1, UINT32_MAX));
     KVF_TRY_VOID(check_range(name + ".pages", place.shape.pages, 1, kPagesMax));
+    const std::uint32_t rows = place.shape.rows_of_page(layout.page_size);
+    KVF_TRY_VOID(check_range(name + ".page_rows", rows, 1, kPageRowsMax));
+    KVF_TRY_VOID(check_range(name + ".pitch", place.shape.pitch_of(layout.page_size), rows, UINT32_MAX));
     KVF_TRY_VOID(check_fd(name, place.fd, used));
   }
   std::unordered_set<std::string_view> names;
@@ -83,9 +87,10 @@ Result<void> check_slot(int slot, const EngineLimits& limits) {
 
 EngineLimits limits_of(const PoolLayout& layout) {
   EngineLimits limits;
-  limits.pages = layout.buffers.empty() ? 0 : std::numeric_limits<std::uint64_t>::max();
+  // Which buffers share their page ids is the daemon's knowledge (it knows the model); this is the outer
+  // bound.
   for (const BufferPlace& place : layout.buffers) {
-    limits.pages = std::min(limits.pages, place.shape.pages);
+    limits.pages = std::max(limits.pages, is_state(place.shape.kind) ? 0 : place.shape.pages);
   }
   limits.aux_slots = layout.aux.empty() ? 0 : std::numeric_limits<std::uint32_t>::max();
   for (const AuxField& field : layout.aux) {
@@ -113,6 +118,10 @@ Result<EngineChunk> checked_chunk(wire::Send send, std::vector<UniqueFd> fds, co
   KVF_TRY_VOID(check_range("token_count", send.token_count, 0, kTokensMax));
   KVF_TRY_VOID(check_pages(send.pages, limits));
   KVF_TRY_VOID(check_slot(send.aux_slot, limits));
+  if (!send.last && send.hybrid != HybridRows{}) {
+    return fail(Code::kInvalid,
+                "window_pages or state_slot on a chunk that is not the last: send them with last");
+  }
   if (send.aux_slot >= 0 && !send.last) {
     return fail(Code::kInvalid, "aux_slot is {} on a chunk that is not the last: set last, or aux_slot to -1",
                 send.aux_slot);
@@ -124,6 +133,7 @@ Result<EngineChunk> checked_chunk(wire::Send send, std::vector<UniqueFd> fds, co
   chunk.token_count = send.token_count;
   chunk.last = send.last;
   chunk.aux_slot = send.aux_slot;
+  chunk.hybrid = std::move(send.hybrid);
   if (!fds.empty()) {
     chunk.ready = std::move(fds[0]);
   }
@@ -147,6 +157,7 @@ Result<EngineExpectation> checked_expectation(wire::Expect expect, const EngineL
   checked.token_count = expect.token_count;
   checked.aux_slot = expect.aux_slot;
   checked.prefill_dp_rank = expect.prefill_dp_rank;
+  checked.hybrid = std::move(expect.hybrid);
   return checked;
 }
 

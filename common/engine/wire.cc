@@ -37,14 +37,33 @@ json pages_value(const std::vector<std::uint32_t>& pages) {
   return json::binary(std::move(bytes));
 }
 
+void put_hybrid(json& map, const HybridRows& rows) {
+  map["window_pages"] = pages_value(rows.window_pages);
+  map["window_first"] = rows.window_first;
+  map["state_slot"] = rows.state_slot ? static_cast<std::int64_t>(*rows.state_slot) : -1;
+}
+
+Result<HybridRows> read_hybrid(MapReader& reader) {
+  HybridRows rows;
+  KVF_TRY(rows.window_pages, reader.pages("window_pages"));
+  KVF_TRY(rows.window_first, reader.number("window_first"));
+  KVF_TRY(const int slot, reader.index_or_none("state_slot"));
+  if (slot >= 0) {
+    rows.state_slot = static_cast<std::uint32_t>(slot);
+  }
+  return rows;
+}
+
 Result<BufferPlace> read_buffer(const json& value, std::size_t index) {
   MapReader reader(value, fmt::format("buffers[{}].", index));
   BufferPlace place;
   KVF_TRY(place.shape.layer, reader.u32("layer"));
-  KVF_TRY(const std::uint64_t kind, reader.number("kind", static_cast<std::uint64_t>(BufferKind::kLatent)));
+  KVF_TRY(const std::uint64_t kind, reader.number("kind", kBufferKinds - 1));
   place.shape.kind = static_cast<BufferKind>(kind);
   KVF_TRY(place.shape.row_bytes, reader.u32("row_bytes"));
   KVF_TRY(place.shape.pages, reader.number("pages"));
+  KVF_TRY(place.shape.page_rows, reader.u32("page_rows"));
+  KVF_TRY(place.shape.pitch, reader.u32("pitch"));
   KVF_TRY(place.fd, reader.u32("fd"));
   KVF_TRY(place.offset, reader.number("offset"));
   KVF_TRY_VOID(reader.done());
@@ -97,6 +116,8 @@ std::string encode(std::uint64_t seq, const Attach& message, std::size_t fds) {
                        {"kind", static_cast<unsigned>(place.shape.kind)},
                        {"row_bytes", place.shape.row_bytes},
                        {"pages", place.shape.pages},
+                       {"page_rows", place.shape.page_rows},
+                       {"pitch", place.shape.pitch},
                        {"fd", place.fd},
                        {"offset", place.offset}});
   }
@@ -129,6 +150,7 @@ std::string encode(std::uint64_t seq, const Send& message, std::size_t fds) {
   map["token_count"] = message.token_count;
   map["last"] = message.last;
   map["aux_slot"] = message.aux_slot;
+  put_hybrid(map, message.hybrid);
   return finish(map);
 }
 
@@ -141,6 +163,7 @@ std::string encode(std::uint64_t seq, const Expect& message) {
   map["token_count"] = message.token_count;
   map["aux_slot"] = message.aux_slot;
   map["prefill_dp_rank"] = message.prefill_dp_rank;
+  put_hybrid(map, message.hybrid);
   return finish(map);
 }
 
@@ -251,6 +274,7 @@ Result<Send> decode_send(const Envelope& envelope) {
   KVF_TRY(send.token_count, reader.number("token_count"));
   KVF_TRY(send.last, reader.boolean("last"));
   KVF_TRY(send.aux_slot, reader.index_or_none("aux_slot"));
+  KVF_TRY(send.hybrid, read_hybrid(reader));
   KVF_TRY_VOID(reader.done());
   return send;
 }
@@ -265,6 +289,7 @@ Result<Expect> decode_expect(const Envelope& envelope) {
   KVF_TRY(expect.token_count, reader.number("token_count"));
   KVF_TRY(expect.aux_slot, reader.index_or_none("aux_slot"));
   KVF_TRY(expect.prefill_dp_rank, reader.index_or_none("prefill_dp_rank"));
+  KVF_TRY(expect.hybrid, read_hybrid(reader));
   KVF_TRY_VOID(reader.done());
   return expect;
 }

@@ -14,6 +14,17 @@ json model_to_json(const ModelIdentity& model) {
   return {{"name", model.name}, {"revision", model.revision}, {"hash", model.hash}};
 }
 
+json state_to_json(const std::vector<StateTensor>& state) {
+  json out = json::array();
+  for (const StateTensor& tensor : state) {
+    out.push_back({{"kind", to_string(tensor.kind)},
+                   {"outer", tensor.outer},
+                   {"blocks", tensor.blocks},
+                   {"element_bytes", tensor.element_bytes}});
+  }
+  return out;
+}
+
 json geometry_to_json(const ModelGeometry& geometry) {
   return {{"name", geometry.name},
           {"attention", to_string(geometry.attention)},
@@ -29,6 +40,8 @@ json geometry_to_json(const ModelGeometry& geometry) {
           {"index_head_dim", geometry.index_head_dim},
           {"hidden_size", geometry.hidden_size},
           {"draft_layers", geometry.draft_layers},
+          {"state_layers", geometry.state_layers},
+          {"state", state_to_json(geometry.state)},
           {"dtype", to_string(geometry.dtype)}};
 }
 
@@ -122,6 +135,21 @@ std::vector<std::uint32_t> layers_from_json(JsonObject& object, std::string_view
   return layers;
 }
 
+std::vector<StateTensor> state_from_json(JsonObject& object) {
+  std::vector<StateTensor> out;
+  const json& list = object.array("state", Limits::kStateTensors);
+  for (std::size_t i = 0; i < list.size(); ++i) {
+    JsonObject item(list[i], element_path(object.path_of("state"), i), object.errors());
+    StateTensor tensor;
+    named<BufferKind>(item, "kind", parse_buffer_kind, tensor.kind);
+    tensor.outer = item.number32("outer", 1, Limits::kDimension);
+    tensor.blocks = item.numbers32_or_empty("blocks", UINT32_MAX, Limits::kStateBlocks);
+    tensor.element_bytes = item.number32("element_bytes", 1, UINT32_MAX);
+    out.push_back(std::move(tensor));
+  }
+  return out;
+}
+
 ModelGeometry geometry_from_json(JsonObject object) {
   ModelGeometry out;
   out.name = object.text_or("name", Limits::kText, "");
@@ -144,6 +172,10 @@ ModelGeometry geometry_from_json(JsonObject object) {
   out.index_head_dim = object.number32_or("index_head_dim", 0, Limits::kDimension, 0);
   out.hidden_size = object.number32_or("hidden_size", 0, UINT32_MAX, 0);
   out.draft_layers = object.number32_or("draft_layers", 0, Limits::kLayers, 0);
+  if (object.find("state_layers", false) != nullptr) {
+    out.state_layers = layers_from_json(object, "state_layers");
+    out.state = state_from_json(object);
+  }
   named<Dtype>(object, "dtype", parse_dtype, out.dtype);
   return out;
 }

@@ -32,11 +32,13 @@ struct DescriptorLimits {
   static constexpr std::size_t kFabrics = 16;
   static constexpr std::size_t kFabricData = std::size_t{256} << 10;  // bytes of JSON text per fabric
   static constexpr std::size_t kLayers = 4096;
+  static constexpr std::size_t kStateTensors = 8;
+  static constexpr std::size_t kStateBlocks = 16;
   static constexpr std::size_t kComponents = 64;
   static constexpr std::size_t kLimits = 64;
   static constexpr std::uint32_t kParallel = kParallelSizeMax;  // each of tp, pp, cp, dp
   static constexpr std::uint64_t kRanksTotal = 65536;           // tp*pp*cp*dp
-  static constexpr std::uint32_t kPageSize = 1U << 20;          // tokens
+  static constexpr std::uint32_t kPageSize = 1U << 16;          // tokens; times any DCP fits 32 bits
   static constexpr std::uint64_t kItemLen = UINT32_MAX;         // so that a row always fits 32 bits
   static constexpr std::uint64_t kPages =
       (std::uint64_t{1} << 31) - 1;                      // page ids are int32 on SGLang's wire

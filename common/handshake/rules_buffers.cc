@@ -18,17 +18,33 @@ std::uint64_t heads_per_rank(const Descriptor& side) {
   return is_mla(side) ? 1 : std::max(1U, side.geometry.kv_heads / std::max(1U, topology.tp / topology.dcp));
 }
 
+/// Parts that the rows of a buffer are made of on one rank: heads, or 1.
+std::uint64_t parts_per_row(const Descriptor& side, BufferKind kind) {
+  return kind == BufferKind::kKey || kind == BufferKind::kValue ? heads_per_rank(side) : 1;
+}
+
+std::uint64_t rows_per_page(const Descriptor& side, const BufferDescription& buffer) {
+  return rows_of_page(side.geometry.row_space({buffer.layer, buffer.kind}), side.page_size, side.topology);
+}
+
 using EntryKey = std::pair<std::uint32_t, BufferKind>;  // layer, kind
 
 std::string entry_name(const EntryKey& key) {
   return fmt::format("layer {} {}", key.first, to_string(key.second));
 }
 
-bool owns_kv(const ModelGeometry& model, std::uint32_t layer) {
-  const auto in = [layer](const std::vector<std::uint32_t>& ids) {
-    return std::binary_search(ids.begin(), ids.end(), layer);
-  };
-  return in(model.kv_layers) || in(model.sliding_layers);
+/// Layers beyond these belong to nobody.
+std::uint32_t known_layers(const ModelGeometry& model) {
+  return model.hidden_layers + model.draft_layers;
+}
+
+bool known_layer(const ModelGeometry& model, std::uint32_t layer) {
+  for (std::uint32_t kind = 0; kind < kBufferKinds; ++kind) {
+    if (model.has_buffer({layer, static_cast<BufferKind>(kind)})) {
+      return true;
+    }
+  }
+  return false;
 }
 
 /// Something found in several entries: the first in full, the others as a number.
@@ -51,24 +67,24 @@ std::string entry_count(const Descriptor& side) {
 /// Notes every entry that is missing, repeated or of the wrong kind on one rank. Entries of other layers are
 /// another rule's matter.
 void check_rank_entries(const Descriptor& side, const RankDescription& rank, FirstOf& found) {
-  const std::vector<BufferKind> kinds = side.geometry.buffer_kinds();
   std::set<EntryKey> present;
   for (std::size_t i = 0; i < rank.buffers.size(); ++i) {
     const EntryKey key{rank.buffers[i].layer, rank.buffers[i].kind};
     if (!present.insert(key).second) {
       found.add(fmt::format("rank {} lists {} twice, again at entry {}", rank.index, entry_name(key), i));
     }
-    if (std::find(kinds.begin(), kinds.end(), key.second) == kinds.end()) {
+    if (known_layer(side.geometry, key.first) && !side.geometry.has_buffer({key.first, key.second})) {
       found.add(fmt::format("rank {} has {} at entry {}, but {} pools have no {} buffers", rank.index,
                             entry_name(key), i, to_string(side.geometry.attention), to_string(key.second)));
     }
   }
-  const Interval stage = ownership(side.topology, side.geometry, side.topology.coord(rank.index)).layers;
-  for (const std::uint32_t layer : side.geometry.cached_layers()) {
-    for (const BufferKind kind : kinds) {
-      if (stage.contains(layer) && !present.contains({layer, kind})) {
-        found.add(fmt::format("rank {} has no entry for {}", rank.index, entry_name({layer, kind})));
-      }
+  const RankCoord coord = side.topology.coord(rank.index);
+  const Interval stage = ownership(side.topology, side.geometry, coord).layers;
+  for (const BufferId& id : side.geometry.pool_buffers(true)) {
+    const bool mine =
+        id.layer < side.geometry.hidden_layers ? stage.contains(id.layer) : coord.pp + 1 == side.topology.pp;
+    if (mine && !present.contains({id.layer, id.kind})) {
+      found.add(fmt::format("rank {} has no entry for {}", rank.index, entry_name({id.layer, id.kind})));
     }
   }
 }
@@ -103,9 +119,13 @@ struct Entry {
   std::uint64_t bytes = 0;
 };
 
+/// State is compared whole: a rank's share times the ranks that share it.
 std::uint64_t bytes_per_head(const Descriptor& side, const BufferDescription& buffer) {
-  const std::uint64_t divisor = side.page_size * heads_per_rank(side);
-  return divisor != 0 && buffer.item_len % divisor == 0 ? buffer.item_len / divisor : 0;
+  const std::uint64_t divisor = rows_per_page(side, buffer) * parts_per_row(side, buffer.kind);
+  if (divisor == 0 || buffer.item_len % divisor != 0) {
+    return 0;
+  }
+  return buffer.item_len / divisor * (is_state(buffer.kind) ? side.topology.tp : 1);
 }
 
 std::map<EntryKey, Entry> first_entries(const Descriptor& side) {
@@ -125,7 +145,8 @@ FirstOf extra_entries(const Descriptor& side, bool inside) {
   for (const RankDescription& rank : side.ranks) {
     for (std::size_t i = 0; i < rank.buffers.size(); ++i) {
       const BufferDescription& buffer = rank.buffers[i];
-      if (!owns_kv(side.geometry, buffer.layer) && (buffer.layer < side.geometry.hidden_layers) == inside) {
+      if (!known_layer(side.geometry, buffer.layer) &&
+          (buffer.layer < known_layers(side.geometry)) == inside) {
         found.add(
             fmt::format("rank {} entry {} ({})", rank.index, i, entry_name({buffer.layer, buffer.kind})));
       }
@@ -134,8 +155,8 @@ FirstOf extra_entries(const Descriptor& side, bool inside) {
   return found;
 }
 
-// Only the target model's layers move. What prefill computed beyond them would be lost without a word; what
-// decode holds beyond them (a draft model) starts empty, which costs speed and not correctness.
+// Only the layers of the target and of the draft model move. What prefill computed beyond them would be lost
+// without a word; what decode holds beyond them starts empty, which costs speed and not correctness.
 void check_extra_entries(const PeerPair& pair, RuleReport& report) {
   for (const Descriptor* side : {&pair.prefill, &pair.decode}) {
     for (const bool inside : {true, false}) {
@@ -198,17 +219,18 @@ void check_item_len(const PeerPair& pair, RuleReport& report) {
 
 /// What is wrong with the rows of one entry on its own side, or an empty text.
 std::string row_problem(const Descriptor& side, const BufferDescription& buffer) {
-  const std::vector<BufferKind> kinds = side.geometry.buffer_kinds();
-  if (std::find(kinds.begin(), kinds.end(), buffer.kind) == kinds.end()) {
-    return {};  // the entries rule names it; such a row has no right size
+  if (!side.geometry.has_buffer({buffer.layer, buffer.kind})) {
+    return {};  // other rules name it; such a row has no right size
   }
   const std::uint64_t bytes = bytes_per_head(side, buffer);
   if (bytes == 0) {
     return fmt::format("item_len {} is not a whole number of {} tokens of {} heads", buffer.item_len,
-                       side.page_size, heads_per_rank(side));
+                       rows_per_page(side, buffer), parts_per_row(side, buffer.kind));
   }
-  const std::uint64_t needed = side.geometry.head_bytes(buffer.kind);
-  if (owns_kv(side.geometry, buffer.layer) && bytes != needed) {
+  const StateTensor* tensor = side.geometry.state_tensor(buffer.kind);
+  const std::uint64_t needed = tensor != nullptr ? tensor->outer * tensor->elements() * tensor->element_bytes
+                                                 : side.geometry.head_bytes(buffer.kind);
+  if (bytes != needed) {
     return fmt::format("item_len {} gives one head of one token {} bytes, but the model needs {}",
                        buffer.item_len, bytes, needed);
   }
@@ -311,29 +333,6 @@ void check_state_components(const PeerPair& pair, RuleReport& report) {
        .fix = "serve the same model with the same hybrid memory options on both sides"});
 }
 
-// A state that is cut by head cannot be cut again for another TP size; with MLA it is replicated instead,
-// except for recurrent state, which is always cut.
-void check_state_tp(const PeerPair& pair, RuleReport& report) {
-  const std::uint32_t prefill = pair.prefill.topology.tp;
-  const std::uint32_t decode = pair.decode.topology.tp;
-  if (prefill == decode) {
-    return;
-  }
-  for (const std::string& component : pair.prefill.state_components) {
-    if (is_mla(pair.prefill) && component != "mamba") {
-      continue;
-    }
-    report.error(
-        {.field = "state_components",
-         .prefill = fmt::format("{}", prefill),
-         .decode = fmt::format("{}", decode),
-         .message = fmt::format("state component {} cannot move between different TP sizes: prefill TP "
-                                "{}, decode TP {}",
-                                component, prefill, decode),
-         .fix = "set the same attention TP on both sides"});
-  }
-}
-
 // The last word: what no rule above named is still refused here, before a transfer is planned on it.
 void check_layout(const PeerPair& pair, RuleReport& report) {
   if (report.refused()) {
@@ -353,7 +352,7 @@ void check_layout(const PeerPair& pair, RuleReport& report) {
   for (const RankDescription& rank : pair.prefill.ranks) {
     const RankShape source = rank_shape(pair.prefill, rank);
     for (const RankShape& destination : decode) {
-      if (const auto layout = pair_layout(pair.prefill.geometry, source, destination); !layout) {
+      if (const auto layout = pair_layouts(pair.prefill.geometry, source, destination); !layout) {
         complain(layout.error());
         return;
       }
@@ -365,7 +364,7 @@ constexpr Rule kRules[] = {
     {"entries", check_entries},       {"extra_entries", check_extra_entries},
     {"item_len", check_item_len},     {"row_bytes", check_row_bytes},
     {"aux_schema", check_aux_schema}, {"state_components", check_state_components},
-    {"state_tp", check_state_tp},     {"layout", check_layout},
+    {"layout", check_layout},
 };
 
 }  // namespace

@@ -158,6 +158,35 @@ void check_sliding_window(const PeerPair& pair, RuleReport& report) {
   }
 }
 
+std::string state_text(const ModelGeometry& model) {
+  std::string out;
+  for (const StateTensor& tensor : model.state) {
+    out += fmt::format("{}{} {}x{} elements of {} bytes", out.empty() ? "" : ", ", to_string(tensor.kind),
+                       tensor.outer, tensor.elements(), tensor.element_bytes);
+  }
+  return fmt::format("layers {} ({})", id_ranges(model.state_layers), out.empty() ? "no state" : out);
+}
+
+void check_state(const PeerPair& pair, RuleReport& report) {
+  const ModelGeometry& prefill = pair.prefill.geometry;
+  const ModelGeometry& decode = pair.decode.geometry;
+  if (prefill.state_layers != decode.state_layers || prefill.state != decode.state) {
+    report.error({.field = "geometry.state",
+                  .prefill = state_text(prefill),
+                  .decode = state_text(decode),
+                  .message = fmt::format("recurrent state differs: prefill {}, decode {}",
+                                         state_text(prefill), state_text(decode)),
+                  .fix = std::string(kSameModel)});
+  }
+}
+
+void check_draft(const PeerPair& pair, RuleReport& report) {
+  compare(pair.prefill.geometry.draft_layers, pair.decode.geometry.draft_layers,
+          {"geometry.draft_layers", "draft layers differ",
+           "set the same draft_layers (speculative decoding) on both sides, or 0 to move none"},
+          report);
+}
+
 constexpr Rule kRules[] = {
     {"page_size", check_page_size},
     {"dtype", check_dtype},
@@ -170,6 +199,8 @@ constexpr Rule kRules[] = {
     {"rope_dim", check_rope_dim},
     {"index_head_dim", check_index_head_dim},
     {"sliding_window", check_sliding_window},
+    {"state", check_state},
+    {"draft_layers", check_draft},
 };
 
 }  // namespace

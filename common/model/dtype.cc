@@ -79,17 +79,42 @@ std::string_view to_string(BufferKind kind) {
       return "value";
     case BufferKind::kLatent:
       return "latent";
+    case BufferKind::kIndexKey:
+      return "index_key";
+    case BufferKind::kIndexScale:
+      return "index_scale";
+    case BufferKind::kConv:
+      return "conv";
+    case BufferKind::kRecurrent:
+      return "recurrent";
   }
   return "unknown";
 }
 
 Result<BufferKind> parse_buffer_kind(std::string_view text) {
-  for (const BufferKind kind : {BufferKind::kKey, BufferKind::kValue, BufferKind::kLatent}) {
-    if (to_string(kind) == text) {
-      return kind;
+  for (std::uint32_t kind = 0; kind < kBufferKinds; ++kind) {
+    if (to_string(static_cast<BufferKind>(kind)) == text) {
+      return static_cast<BufferKind>(kind);
     }
   }
-  return fail(Code::kInvalid, "buffer kind \"{}\" is unknown; use key, value or latent", text.substr(0, 64));
+  return fail(
+      Code::kInvalid,
+      "buffer kind \"{}\" is unknown; use key, value, latent, index_key, index_scale, conv or recurrent",
+      text.substr(0, 64));
+}
+
+std::string_view to_string(RowSpace space) {
+  switch (space) {
+    case RowSpace::kTokens:
+      return "tokens";
+    case RowSpace::kDraft:
+      return "draft";
+    case RowSpace::kWindow:
+      return "window";
+    case RowSpace::kState:
+      return "state";
+  }
+  return "unknown";
 }
 
 }  // namespace kvferry

@@ -22,9 +22,50 @@ std::string_view to_string(AttentionKind kind);          // "mha", "mla"
 Result<AttentionKind> parse_attention_kind(std::string_view text);
 
 /// What one buffer of a pool holds for its layer.
-enum class BufferKind : std::uint8_t { kKey = 0, kValue = 1, kLatent = 2 };
-std::string_view to_string(BufferKind kind);  // "key", "value", "latent"
+enum class BufferKind : std::uint8_t {
+  kKey = 0,
+  kValue = 1,
+  kLatent = 2,
+  kIndexKey = 3,    // DSA indexer keys
+  kIndexScale = 4,  // and their scales, which lie apart from the keys in each page
+  kConv = 5,        // linear attention: the last inputs of the convolution
+  kRecurrent = 6,   // linear attention: the recurrent state
+};
+inline constexpr std::uint32_t kBufferKinds = 7;
+std::string_view to_string(BufferKind kind);  // "key", "value", "latent", "index_key", ...
 Result<BufferKind> parse_buffer_kind(std::string_view text);
+constexpr bool is_state(BufferKind kind) {
+  return kind == BufferKind::kConv || kind == BufferKind::kRecurrent;
+}
+
+/// How the rows of a buffer are counted, and what names them in a request.
+enum class RowSpace : std::uint8_t {
+  kTokens = 0,  // a row per token that the DCP rank owns, page_size in a page; the request's pages
+  kDraft = 1,   // a row per token on every DCP rank, page_size * dcp in a page; the request's pages
+  kWindow = 2,  // as kTokens, but only the last tokens and in pages of their own
+  kState = 3,   // a row per request; its state slot
+};
+inline constexpr std::uint32_t kRowSpaces = 4;
+std::string_view to_string(RowSpace space);  // "tokens", "draft", "window", "state"
+
+/// One recurrent tensor of a linear-attention layer: `outer` times the concatenation of `blocks` elements
+/// along the axis that TP shards, each block by itself (pd-spec 10.6).
+struct StateTensor {
+  BufferKind kind = BufferKind::kConv;
+  std::uint32_t outer = 1;
+  std::vector<std::uint32_t> blocks;
+  std::uint32_t element_bytes = 0;  // one element of the sharded axis with everything inside it
+
+  std::uint64_t elements() const;  // sum of the blocks
+  friend bool operator==(const StateTensor&, const StateTensor&) = default;
+};
+
+/// One buffer of a whole model.
+struct BufferId {
+  std::uint32_t layer = 0;
+  BufferKind kind = BufferKind::kLatent;
+  friend auto operator<=>(const BufferId&, const BufferId&) = default;
+};
 
 struct ModelGeometry {
   std::string name;  // preset name, or config.json's model_type / _name_or_path
@@ -40,18 +81,28 @@ struct ModelGeometry {
   std::uint32_t rope_dim = 0;        // qk_rope_head_dim (MLA)
   std::uint32_t index_head_dim = 0;  // DSA indexer keys (DeepSeek-V3.2); 0 = none
   std::uint32_t hidden_size = 0;
-  std::uint32_t draft_layers = 0;  // MTP layers beside the target; not part of kv_layers
+  std::uint32_t draft_layers = 0;           // of the draft model or MTP; their ids follow hidden_layers
+  std::vector<std::uint32_t> state_layers;  // ids of linear-attention layers, ascending
+  std::vector<StateTensor> state;           // of each state layer, in pool order
   Dtype dtype = Dtype::kBf16;
 
   /// Bytes of one head of one token of one buffer: head_dim*b, v_head_dim*b, or (latent+rope)*b for MLA. One
   /// exception: the DSA latent (index_head_dim > 0) in fp8_e4m3 has the scaled layout, latent bytes + one
   /// fp32 scale per 128 of them + rope in bf16 (DeepSeek-V3.2: 656 B).
+  /// Index kinds: the bytes of one token. State kinds: 0, they have no heads.
   std::uint32_t head_bytes(BufferKind kind) const;
-  /// The buffer kinds of one KV layer in pool order: {key, value} or {latent}.
+  /// The attention buffer kinds of one KV layer in pool order: {key, value} or {latent}.
   std::vector<BufferKind> buffer_kinds() const;
-  /// kv_layers and sliding_layers, ascending: the layers that have buffers in a pool. Sliding layers are
-  /// moved for every token, which is a superset of their window.
+  /// kv_layers and sliding_layers, ascending.
   std::vector<std::uint32_t> cached_layers() const;
+  /// Every buffer that a pool of the whole model has, in pool order: by kind, then by layer. Draft layers
+  /// (same attention as the target) come last, and only when asked for.
+  std::vector<BufferId> pool_buffers(bool with_draft) const;
+  /// Whether such a buffer exists, draft layers included.
+  bool has_buffer(const BufferId& id) const;
+  RowSpace row_space(const BufferId& id) const;
+  /// The tensor of a state kind, or null.
+  const StateTensor* state_tensor(BufferKind kind) const;
   /// Bytes of one token of one KV layer over all heads, index rows included (preflight-spec 5.1,
   /// "B/token/layer").
   std::uint64_t bytes_per_token_layer() const;
@@ -67,8 +118,9 @@ struct ModelGeometry {
 Result<void> validate(const ModelGeometry& model);
 
 /// One of the ten presets of preflight-spec 5.1, by lower-case name: llama-3.1-8b, llama-3.1-70b,
-/// llama-3.1-405b, qwen3-32b, qwen3-235b-a22b, glm-4.5, gpt-oss-120b, deepseek-v3, kimi-k2, deepseek-v3.2.
-/// Unknown names list the known ones. The dtype is bf16; callers replace it.
+/// llama-3.1-405b, qwen3-32b, qwen3-235b-a22b, glm-4.5, gpt-oss-120b, deepseek-v3, kimi-k2, deepseek-v3.2;
+/// and of the linear hybrids of its section 5: qwen3-next-80b-a3b, kimi-linear-48b-a3b. Unknown names list
+/// the known ones. The dtype is bf16; callers replace it.
 Result<ModelGeometry> preset_geometry(std::string_view name);
 std::vector<std::string> preset_names();
 

@@ -29,9 +29,7 @@ struct Unsupported {
   std::string_view field;
   std::string_view reason;
 };
-constexpr std::array<Unsupported, 12> kUnsupported{{
-    {"linear_attn_config", "layers with linear attention keep a recurrent state, which is not moved"},
-    {"full_attention_interval", "layers with linear attention keep a recurrent state, which is not moved"},
+constexpr std::array<Unsupported, 10> kUnsupported{{
     {"hybrid_override_pattern", "Mamba layers keep a recurrent state, which is not moved"},
     {"layers_block_type", "layers of mixed kinds keep a recurrent state, which is not moved"},
     {"attn_layer_period", "Mamba layers keep a recurrent state, which is not moved"},
@@ -152,10 +150,69 @@ void refuse_unsupported(Reader& reader) {
   }
 }
 
+// Kimi's configuration numbers its layers from 1.
+void read_linear_layers(Reader& reader, const Json& linear, ModelGeometry& model) {
+  const auto full = linear.is_object() ? linear.find("full_attn_layers") : linear.end();
+  if (!linear.is_object() || full == linear.end() || !full->is_array()) {
+    reader.complain(
+        "linear_attn_config.full_attn_layers is missing, must list the layers with full attention");
+    return;
+  }
+  for (std::uint32_t layer = 0; layer < model.hidden_layers; ++layer) {
+    const bool is_full = std::find(full->begin(), full->end(), Json(layer + 1)) != full->end();
+    (is_full ? model.kv_layers : model.state_layers).push_back(layer);
+  }
+}
+
+// Recurrent state of the linear layers (preflight-spec 5): gated delta net as in Qwen3-Next, or Kimi delta
+// attention. Convolution inputs are kept in bf16 and the state in fp32, whatever the KV dtype.
+void read_state(Reader& reader, ModelGeometry& model) {
+  constexpr std::uint32_t kHeads = 4096;
+  constexpr std::uint32_t kDim = 4096;
+  const Json* linear = reader.find("linear_attn_config");
+  if (linear != nullptr && linear->is_object()) {
+    Reader inner(*linear);
+    const std::uint32_t heads = inner.need("num_heads", 1, kHeads);
+    const std::uint32_t dim = inner.need("head_dim", 1, kDim);
+    const std::uint32_t kernel = inner.need("short_conv_kernel_size", 2, 64);
+    for (const std::string& problem : inner.problems()) {
+      reader.complain("linear_attn_config.{}", problem);
+    }
+    if (inner.problems().empty()) {
+      model.state = {{BufferKind::kConv, kernel - 1, {heads * dim, heads * dim, heads * dim}, 2},
+                     {BufferKind::kRecurrent, 1, {heads}, dim * dim * 4}};
+    }
+    return;
+  }
+  const std::uint32_t key_heads = reader.need("linear_num_key_heads", 1, kHeads);
+  const std::uint32_t value_heads = reader.need("linear_num_value_heads", 1, kHeads);
+  const std::uint32_t key_dim = reader.need("linear_key_head_dim", 1, kDim);
+  const std::uint32_t value_dim = reader.need("linear_value_head_dim", 1, kDim);
+  const std::uint32_t kernel = reader.need("linear_conv_kernel_dim", 2, 64);
+  if (reader.problems().empty()) {
+    model.state = {{BufferKind::kConv,
+                    1,
+                    {key_heads * key_dim, key_heads * key_dim, value_heads * value_dim},
+                    (kernel - 1) * 2},
+                   {BufferKind::kRecurrent, 1, {value_heads}, value_dim * key_dim * 4}};
+  }
+}
+
 // Without layer_types every layer counts as full, even where sliding_window is set: moving every token is a
 // superset of any window.
 void read_layer_kinds(Reader& reader, ModelGeometry& model) {
   const Json* kinds = reader.find("layer_types");
+  if (kinds == nullptr && reader.switched_on("full_attention_interval")) {
+    const std::uint32_t interval = reader.number("full_attention_interval", 1, kLayersMax).value_or(1);
+    for (std::uint32_t layer = 0; layer < model.hidden_layers; ++layer) {
+      ((layer + 1) % interval == 0 ? model.kv_layers : model.state_layers).push_back(layer);
+    }
+    return;
+  }
+  if (const Json* linear = reader.find("linear_attn_config"); kinds == nullptr && linear != nullptr) {
+    read_linear_layers(reader, *linear, model);
+    return;
+  }
   if (kinds == nullptr) {
     for (std::uint32_t layer = 0; layer < model.hidden_layers; ++layer) {
       model.kv_layers.push_back(layer);
@@ -174,9 +231,12 @@ void read_layer_kinds(Reader& reader, ModelGeometry& model) {
       model.kv_layers.push_back(layer);
     } else if (name == "sliding_attention") {
       model.sliding_layers.push_back(layer);
+    } else if (name == "linear_attention") {
+      model.state_layers.push_back(layer);
     } else {
-      reader.complain("layer_types[{}] is \"{}\": only full_attention and sliding_attention KV is moved",
-                      layer, name);
+      reader.complain(
+          "layer_types[{}] is \"{}\": only full_attention, sliding_attention and linear_attention are known",
+          layer, name);
       return;
     }
   }
@@ -281,6 +341,9 @@ Result<ModelGeometry> geometry_from_hf_config(std::string_view json_text) {
   }
   if (model.hidden_layers > 0) {
     read_layer_kinds(reader, model);
+  }
+  if (!model.state_layers.empty()) {
+    read_state(reader, model);
   }
   read_dtype(reader, model);
   if (!reader.problems().empty()) {

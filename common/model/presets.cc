@@ -35,6 +35,45 @@ constexpr std::array<Preset, 10> kPresets{{
     {"deepseek-v3.2", kMla, 61, 1, 512, 64, 7168, 1, 128, 0},
 }};
 
+/// Layers with full attention, and those with recurrent state instead.
+void split_layers(ModelGeometry& model, bool (*is_full)(std::uint32_t layer)) {
+  for (std::uint32_t layer = 0; layer < model.hidden_layers; ++layer) {
+    (is_full(layer) ? model.kv_layers : model.state_layers).push_back(layer);
+  }
+}
+
+// 3 layers of gated delta net to one of full attention (preflight-spec 5).
+ModelGeometry qwen3_next() {
+  ModelGeometry model;
+  model.name = "qwen3-next-80b-a3b";
+  model.hidden_layers = 48;
+  model.kv_heads = 2;
+  model.head_dim = model.v_head_dim = 256;
+  model.hidden_size = 2048;
+  split_layers(model, [](std::uint32_t layer) { return layer % 4 == 3; });
+  // Convolution inputs of q, k and v, each element with its last 3 inputs in bf16; 32 heads of 128 x 128
+  // fp32.
+  model.state = {{BufferKind::kConv, 1, {16 * 128, 16 * 128, 32 * 128}, 3 * 2},
+                 {BufferKind::kRecurrent, 1, {32}, 128 * 128 * 4}};
+  return model;
+}
+
+// Kimi delta attention with MLA in between.
+ModelGeometry kimi_linear() {
+  ModelGeometry model;
+  model.name = "kimi-linear-48b-a3b";
+  model.attention = AttentionKind::kMla;
+  model.hidden_layers = 27;
+  model.kv_heads = 1;
+  model.latent_dim = 512;
+  model.rope_dim = 64;
+  model.hidden_size = 2304;
+  split_layers(model, [](std::uint32_t layer) { return layer % 4 == 3 || layer == 26; });
+  model.state = {{BufferKind::kConv, 3, {32 * 128, 32 * 128, 32 * 128}, 2},
+                 {BufferKind::kRecurrent, 1, {32}, 128 * 128 * 4}};
+  return model;
+}
+
 ModelGeometry expand(const Preset& preset) {
   ModelGeometry model;
   model.name = preset.name;
@@ -66,6 +105,9 @@ std::vector<std::string> preset_names() {
   for (const Preset& preset : kPresets) {
     names.emplace_back(preset.name);
   }
+  for (const ModelGeometry& model : {qwen3_next(), kimi_linear()}) {
+    names.push_back(model.name);
+  }
   return names;
 }
 
@@ -73,6 +115,11 @@ Result<ModelGeometry> preset_geometry(std::string_view name) {
   for (const Preset& preset : kPresets) {
     if (preset.name == name) {
       return expand(preset);
+    }
+  }
+  for (const ModelGeometry& model : {qwen3_next(), kimi_linear()}) {
+    if (model.name == name) {
+      return model;
     }
   }
   return fail(Code::kNotFound, "model preset \"{}\" is unknown; the presets are {}", name.substr(0, 128),

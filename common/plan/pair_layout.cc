@@ -1,27 +1,38 @@
 #include <algorithm>
+#include <array>
 #include <limits>
 #include <numeric>
-#include <optional>
 
-#include "common/base/narrow.h"
+#include "common/plan/buffer_pairs.h"
 #include "common/plan/plan.h"
 
 namespace kvferry {
 namespace {
 
-// All addresses and byte counts stay below this, so that signed arithmetic elsewhere cannot overflow either.
-constexpr std::uint64_t kPoolBytesMax = (std::uint64_t{1} << 63) - 1;
-
 // Different interleaves cut every period into (a/gcd)*(b/gcd) residue pairs; more than this is a mistake in a
 // configuration, not a layout.
 constexpr std::uint64_t kResiduePairsMax = 4096;
 
-/// One side with what it owns, and its name for messages.
-struct Side {
-  std::string_view name;
-  const RankShape& shape;
-  Ownership own;
-};
+Result<void> check_page_rows(const ModelGeometry& model, const Side& side, std::size_t index) {
+  const RankShape& shape = side.shape;
+  const BufferShape& buffer = shape.buffers[index];
+  const std::uint32_t rows = rows_of_page(model.row_space(buffer.id()), shape.page_size, shape.topology);
+  if (model.has_buffer(buffer.id()) && buffer.rows_of_page(shape.page_size) != rows) {
+    return fail(Code::kMismatch, "{} buffer {} (layer {} {}) has {} rows in a page, its {} pages have {}",
+                side.name, index, buffer.layer, to_string(buffer.kind), buffer.rows_of_page(shape.page_size),
+                to_string(model.row_space(buffer.id())), rows);
+  }
+  std::uint64_t all = 0;
+  if (buffer.pages > 0 && buffer.row_bytes > 0 && !buffer_rows(buffer, shape.page_size, all)) {
+    return fail(
+        Code::kMismatch,
+        "{} buffer {} (layer {}) has {} pages of {} rows of {} bytes, {} rows apart, which overlap or are "
+        "beyond 2^63 bytes",
+        side.name, index, buffer.layer, buffer.pages, buffer.rows_of_page(shape.page_size), buffer.row_bytes,
+        buffer.pitch_of(shape.page_size));
+  }
+  return {};
+}
 
 Result<void> check_side(const ModelGeometry& model, const Side& side) {
   const RankShape& shape = side.shape;
@@ -32,104 +43,42 @@ Result<void> check_side(const ModelGeometry& model, const Side& side) {
     return fail(Code::kMismatch, "{} page_size {} is not a multiple of its DCP interleave {}", side.name,
                 shape.page_size, side.own.tokens.interleave);
   }
-  const std::vector<BufferKind> kinds = model.buffer_kinds();
-  std::vector<std::pair<std::uint32_t, BufferKind>> seen;
+  std::vector<BufferId> seen;
   for (std::size_t i = 0; i < shape.buffers.size(); ++i) {
-    const BufferShape& buffer = shape.buffers[i];
-    if (std::find(kinds.begin(), kinds.end(), buffer.kind) == kinds.end()) {
-      return fail(Code::kMismatch,
-                  "{} buffer {} (layer {}) is of kind {}, a model with {} attention has no such", side.name,
-                  i, buffer.layer, to_string(buffer.kind), to_string(model.attention));
-    }
-    if (buffer.pages > 0 && buffer.row_bytes > 0 &&
-        buffer.pages > kPoolBytesMax / shape.page_size / buffer.row_bytes) {
-      return fail(Code::kMismatch,
-                  "{} buffer {} (layer {}) has {} pages of {} rows of {} bytes, which is beyond 2^63 bytes",
-                  side.name, i, buffer.layer, buffer.pages, shape.page_size, buffer.row_bytes);
-    }
-    seen.emplace_back(buffer.layer, buffer.kind);
+    KVF_TRY_VOID(check_page_rows(model, side, i));
+    seen.push_back(shape.buffers[i].id());
   }
   std::sort(seen.begin(), seen.end());
   const auto twice = std::adjacent_find(seen.begin(), seen.end());
   if (twice != seen.end()) {
-    return fail(Code::kMismatch, "{} layer {} has two buffers of kind {}", side.name, twice->first,
-                to_string(twice->second));
+    return fail(Code::kMismatch, "{} layer {} has two buffers of kind {}", side.name, twice->layer,
+                to_string(twice->kind));
   }
   return {};
 }
 
-/// The buffers of `side`, by (layer, kind); `is_source` says whether layers beyond the model are an error.
+/// Every buffer belongs to the model and to the rank's stage; `is_source` says whether layers beyond the
+/// draft model are an error.
 Result<void> check_layers(const ModelGeometry& model, const Side& side, bool is_source) {
-  const std::vector<std::uint32_t> cached = model.cached_layers();
+  const std::uint32_t known = model.hidden_layers + model.draft_layers;
+  const RankCoord& coord = side.shape.coord;
   for (std::size_t i = 0; i < side.shape.buffers.size(); ++i) {
-    const std::uint32_t layer = side.shape.buffers[i].layer;
-    if (layer >= model.hidden_layers && !is_source) {
+    const BufferShape& buffer = side.shape.buffers[i];
+    if (buffer.layer >= known && !is_source) {
       continue;
     }
-    if (!side.own.layers.contains(layer)) {
+    const bool draft = buffer.layer >= model.hidden_layers && buffer.layer < known;
+    if (draft ? coord.pp + 1 != side.shape.topology.pp : !side.own.layers.contains(buffer.layer)) {
       return fail(Code::kMismatch, "{} buffer {} holds layer {}, its PP stage {} has layers {} to {}",
-                  side.name, i, layer, side.shape.coord.pp, side.own.layers.begin, side.own.layers.end - 1);
+                  side.name, i, buffer.layer, coord.pp, side.own.layers.begin, side.own.layers.end - 1);
     }
-    if (!std::binary_search(cached.begin(), cached.end(), layer)) {
-      return fail(Code::kMismatch, "{} buffer {} holds layer {}, which owns no KV in model \"{}\"", side.name,
-                  i, layer, model.name);
+    if (!model.has_buffer(buffer.id())) {
+      return fail(Code::kMismatch,
+                  "{} buffer {} (layer {}) is of kind {}, which model \"{}\" ({}) does not have there",
+                  side.name, i, buffer.layer, to_string(buffer.kind), model.name, to_string(model.attention));
     }
   }
   return {};
-}
-
-std::optional<std::uint32_t> find_buffer(const RankShape& shape, std::uint32_t layer, BufferKind kind) {
-  const auto found = std::find_if(shape.buffers.begin(), shape.buffers.end(), [&](const BufferShape& buffer) {
-    return buffer.layer == layer && buffer.kind == kind;
-  });
-  if (found == shape.buffers.end()) {
-    return std::nullopt;
-  }
-  return narrow<std::uint32_t>(found - shape.buffers.begin());
-}
-
-Result<std::uint32_t> bytes_per_head(const ModelGeometry& model, const Side& side,
-                                     const BufferShape& buffer) {
-  const std::uint64_t heads = side.own.heads.size();
-  if (buffer.row_bytes == 0 || buffer.row_bytes % heads != 0) {
-    return fail(Code::kMismatch, "{} layer {} {}: row_bytes {} does not hold {} heads of {} bytes", side.name,
-                buffer.layer, to_string(buffer.kind), buffer.row_bytes, heads, model.head_bytes(buffer.kind));
-  }
-  return narrow<std::uint32_t>(buffer.row_bytes / heads);
-}
-
-/// The pair of one (layer, kind) that both ranks own.
-Result<BufferPair> pair_buffers(const ModelGeometry& model, const Side& src, const Side& dst,
-                                std::uint32_t layer, BufferKind kind) {
-  const auto src_index = find_buffer(src.shape, layer, kind);
-  const auto dst_index = find_buffer(dst.shape, layer, kind);
-  if (!src_index || !dst_index) {
-    return fail(Code::kMismatch, "layer {} {}: the {} pool has no such buffer ({} has {} buffers, {} has {})",
-                layer, to_string(kind), src_index ? dst.name : src.name, src.name, src.shape.buffers.size(),
-                dst.name, dst.shape.buffers.size());
-  }
-  const BufferShape& from = src.shape.buffers[*src_index];
-  const BufferShape& into = dst.shape.buffers[*dst_index];
-  KVF_TRY(const std::uint32_t src_head, bytes_per_head(model, src, from));
-  KVF_TRY(const std::uint32_t dst_head, bytes_per_head(model, dst, into));
-  if (src_head != dst_head || src_head != model.head_bytes(kind)) {
-    return fail(
-        Code::kMismatch,
-        "layer {} {}: bytes per head differ, {} has {} (row_bytes {}), {} has {} (row_bytes {}), the model "
-        "has {}; use the same dtype and head_dim",
-        layer, to_string(kind), src.name, src_head, from.row_bytes, dst.name, dst_head, into.row_bytes,
-        model.head_bytes(kind));
-  }
-  const Interval common = intersect(src.own.heads, dst.own.heads);
-  BufferPair pair;
-  pair.src_buffer = *src_index;
-  pair.dst_buffer = *dst_index;
-  pair.src_row_bytes = from.row_bytes;
-  pair.dst_row_bytes = into.row_bytes;
-  pair.src_offset = narrow<std::uint32_t>((common.begin - src.own.heads.begin) * src_head);
-  pair.dst_offset = narrow<std::uint32_t>((common.begin - dst.own.heads.begin) * src_head);
-  pair.bytes = narrow<std::uint32_t>(common.size() * src_head);
-  return pair;
 }
 
 Result<void> check_coord(std::string_view name, const RankShape& shape) {
@@ -155,25 +104,104 @@ Result<void> check_interleaves(const TokenClass& src, const TokenClass& dst) {
   return {};
 }
 
-}  // namespace
+/// What the parts of one pair of ranks have in common, and the parts made so far.
+class Parts {
+ public:
+  Parts(const ModelGeometry& model, const Side& from, const Side& into)
+      : model_(model), from_(from), into_(into) {
+    parts_.push_back(empty_part(RowSpace::kTokens));
+    parts_.front().src_page_size = parts_.front().src_pitch = from.shape.page_size;
+    parts_.front().dst_page_size = parts_.front().dst_pitch = into.shape.page_size;
+  }
 
-std::vector<BufferShape> rank_buffers(const ModelGeometry& model, const Topology& topology,
-                                      const RankCoord& coord, std::uint64_t pages) {
-  const Ownership own = ownership(topology, model, coord);
-  const std::vector<std::uint32_t> layers = model.cached_layers();
-  std::vector<BufferShape> buffers;
-  for (const BufferKind kind : model.buffer_kinds()) {
-    const auto row_bytes = narrow<std::uint32_t>(own.heads.size() * model.head_bytes(kind));
-    for (const std::uint32_t layer : layers) {
-      if (own.layers.contains(layer)) {
-        buffers.push_back({layer, kind, row_bytes, pages});
+  /// Adds the pairs of one buffer that both sides own.
+  Result<void> add(const BufferId& id) {
+    const RowSpace space = model_.row_space(id);
+    PairLayout shape = empty_part(space);
+    if (!targets_[index_of(space)]) {
+      return {};
+    }
+    const auto src = find_buffer(from_.shape, id);
+    const auto dst = find_buffer(into_.shape, id);
+    if (space == RowSpace::kDraft && (!src || !dst)) {
+      return {};  // a draft model on one side only
+    }
+    if (!src || !dst) {
+      return fail(Code::kMismatch,
+                  "layer {} {}: the {} pool has no such buffer ({} has {} buffers, {} has {})", id.layer,
+                  to_string(id.kind), src ? into_.name : from_.name, from_.name, from_.shape.buffers.size(),
+                  into_.name, into_.shape.buffers.size());
+    }
+    const BufferShape& source = from_.shape.buffers[*src];
+    const BufferShape& destination = into_.shape.buffers[*dst];
+    shape.src_page_size = source.rows_of_page(from_.shape.page_size);
+    shape.dst_page_size = destination.rows_of_page(into_.shape.page_size);
+    shape.src_pitch = source.pitch_of(from_.shape.page_size);
+    shape.dst_pitch = destination.pitch_of(into_.shape.page_size);
+    PairLayout& part = part_like(shape);
+    KVF_TRY_VOID(append_pairs(model_, from_, *src, into_, *dst, part.pairs));
+    part.src_pages = std::min(part.src_pages, source.pages);
+    part.dst_pages = std::min(part.dst_pages, destination.pages);
+    return {};
+  }
+
+  std::vector<PairLayout> take() {
+    for (PairLayout& part : parts_) {
+      if (part.pairs.empty()) {
+        part.src_pages = part.dst_pages = 0;
       }
     }
+    return std::move(parts_);
   }
-  return buffers;
-}
 
-Result<PairLayout> pair_layout(const ModelGeometry& model, const RankShape& src, const RankShape& dst) {
+ private:
+  // Windows pair as the tokens do.
+  static std::size_t index_of(RowSpace space) {
+    return static_cast<std::size_t>(space == RowSpace::kWindow ? RowSpace::kTokens : space);
+  }
+
+  PairLayout empty_part(RowSpace space) {
+    const RankPairing pairing =
+        rank_pairing(model_, from_.shape.topology, from_.shape.coord, into_.shape.topology, into_.shape.coord,
+                     space == RowSpace::kWindow ? RowSpace::kTokens : space);
+    targets_[index_of(space)] = pairing.target;
+    PairLayout part;
+    part.space = space;
+    if (space != RowSpace::kState) {
+      part.src_cp = {from_.shape.topology.cp_split, from_.shape.topology.cp, from_.shape.coord.cp};
+    }
+    if (space == RowSpace::kTokens || space == RowSpace::kWindow) {
+      part.src_tokens = from_.own.tokens;
+      part.dst_tokens = into_.own.tokens;
+    }
+    part.replica = pairing.replica;
+    part.replicas = pairing.replicas;
+    part.src_pages = part.dst_pages = std::numeric_limits<std::uint64_t>::max();
+    return part;
+  }
+
+  PairLayout& part_like(const PairLayout& shape) {
+    for (PairLayout& part : parts_) {
+      if (part.space == shape.space && part.src_page_size == shape.src_page_size &&
+          part.dst_page_size == shape.dst_page_size && part.src_pitch == shape.src_pitch &&
+          part.dst_pitch == shape.dst_pitch) {
+        return part;
+      }
+    }
+    return parts_.emplace_back(shape);
+  }
+
+  const ModelGeometry& model_;
+  const Side& from_;
+  const Side& into_;
+  std::vector<PairLayout> parts_;
+  std::array<bool, kRowSpaces> targets_{};
+};
+
+}  // namespace
+
+Result<std::vector<PairLayout>> pair_layouts(const ModelGeometry& model, const RankShape& src,
+                                             const RankShape& dst) {
   KVF_TRY_VOID(validate_pair(model, src.topology, dst.topology));
   KVF_TRY_VOID(check_coord("prefill", src));
   KVF_TRY_VOID(check_coord("decode", dst));
@@ -185,35 +213,19 @@ Result<PairLayout> pair_layout(const ModelGeometry& model, const RankShape& src,
   KVF_TRY_VOID(check_layers(model, into, false));
   KVF_TRY_VOID(check_interleaves(from.own.tokens, into.own.tokens));
 
-  PairLayout layout;
-  layout.src_tokens = from.own.tokens;
-  layout.dst_tokens = into.own.tokens;
-  layout.src_cp = {src.topology.cp_split, src.topology.cp, src.coord.cp};
-  layout.src_page_size = src.page_size;
-  layout.dst_page_size = dst.page_size;
-  const RankPairing pairing = rank_pairing(model, src.topology, src.coord, dst.topology, dst.coord);
-  layout.replica = pairing.replica;
-  layout.replicas = pairing.replicas;
-  const Interval heads = intersect(from.own.heads, into.own.heads);
-  if (!pairing.target || heads.size() == 0) {
-    return layout;
-  }
+  Parts parts(model, from, into);
   const Interval layers = intersect(from.own.layers, into.own.layers);
-  layout.src_pages = layout.dst_pages = std::numeric_limits<std::uint64_t>::max();
-  for (const BufferKind kind : model.buffer_kinds()) {
-    for (const std::uint32_t layer : model.cached_layers()) {
-      if (layers.contains(layer)) {
-        KVF_TRY(const BufferPair pair, pair_buffers(model, from, into, layer, kind));
-        layout.src_pages = std::min(layout.src_pages, src.buffers[pair.src_buffer].pages);
-        layout.dst_pages = std::min(layout.dst_pages, dst.buffers[pair.dst_buffer].pages);
-        layout.pairs.push_back(pair);
-      }
+  for (const BufferId& id : model.pool_buffers(true)) {
+    if (id.layer >= model.hidden_layers || layers.contains(id.layer)) {
+      KVF_TRY_VOID(parts.add(id));
     }
   }
-  if (layout.pairs.empty()) {
-    layout.src_pages = layout.dst_pages = 0;
-  }
-  return layout;
+  return parts.take();
+}
+
+Result<PairLayout> pair_layout(const ModelGeometry& model, const RankShape& src, const RankShape& dst) {
+  KVF_TRY(std::vector<PairLayout> parts, pair_layouts(model, src, dst));
+  return std::move(parts.front());
 }
 
 }  // namespace kvferry

@@ -21,9 +21,13 @@ constexpr std::size_t kReservedRunsMax = 1u << 14;
 /// One side of the walk: its pages and the token at which the current page ends.
 class PageCursor {
  public:
-  PageCursor(std::span<const std::uint32_t> pages, std::uint32_t page_size, std::uint64_t page_tokens,
-             std::uint64_t first_token)
-      : pages_(pages), page_size_(page_size), page_tokens_(page_tokens), first_token_(first_token) {}
+  PageCursor(std::span<const std::uint32_t> pages, std::uint32_t page_size, std::uint32_t pitch,
+             std::uint64_t page_tokens, std::uint64_t first_token)
+      : pages_(pages),
+        page_size_(page_size),
+        pitch_(pitch),
+        page_tokens_(page_tokens),
+        first_token_(first_token) {}
 
   std::size_t page_of(std::uint64_t token) const {
     return static_cast<std::size_t>((token - first_token_) / page_tokens_);
@@ -40,17 +44,18 @@ class PageCursor {
     const std::uint64_t now = pages_[++index_];
     edge_ += page_tokens_;
     highest_ = std::max(highest_, now);
-    return now == before + 1;
+    return now == before + 1 && pitch_ == page_size_;
   }
   /// base() + local row is the physical row on the current page. Wraps below zero on purpose: the sum does
   /// not.
-  std::uint64_t base() const { return (std::uint64_t{pages_[index_]} - index_) * page_size_; }
+  std::uint64_t base() const { return pages_[index_] * pitch_ - index_ * page_size_; }
   /// The highest page that was current so far.
   std::uint64_t highest() const { return highest_; }
 
  private:
   std::span<const std::uint32_t> pages_;
   std::uint64_t page_size_;
+  std::uint64_t pitch_;
   std::uint64_t page_tokens_;
   std::uint64_t first_token_;
   std::size_t index_ = 0;
@@ -333,8 +338,8 @@ Result<void> check_limits(const PairLayout& layout, const Plan& plan) {
     }
     return {};
   };
-  KVF_TRY_VOID(inside("source", src_last / layout.src_page_size, layout.src_pages));
-  return inside("destination", dst_last / layout.dst_page_size, layout.dst_pages);
+  KVF_TRY_VOID(inside("source", src_last / layout.src_pitch, layout.src_pages));
+  return inside("destination", dst_last / layout.dst_pitch, layout.dst_pages);
 }
 
 Result<void> total(const PairLayout& layout, Plan& plan) {
@@ -389,9 +394,9 @@ Result<void> plan_tokens(const PairLayout& layout, const ChunkRequest& chunk, Pl
   if (shared.cursors.empty()) {
     return {};
   }
-  PageCursor src(chunk.src_pages, layout.src_page_size,
+  PageCursor src(chunk.src_pages, layout.src_page_size, layout.src_pitch,
                  std::uint64_t{layout.src_page_size} * walk.src_tokens.count, walk.src_first);
-  PageCursor dst(chunk.dst_pages, layout.dst_page_size,
+  PageCursor dst(chunk.dst_pages, layout.dst_page_size, layout.dst_pitch,
                  std::uint64_t{layout.dst_page_size} * walk.dst_tokens.count, walk.dst_first);
   const std::size_t src_last = src.page_of(shared.last);
   const std::size_t dst_last = dst.page_of(shared.last);
@@ -448,6 +453,56 @@ Result<Plan> plan_chunk(const PairLayout& layout, const ChunkRequest& chunk) {
   }
   KVF_TRY_VOID(total(layout, plan));
   return plan;
+}
+
+namespace {
+
+/// The last tokens of the request, as far as prefill has computed them.
+Result<ChunkRequest> window_chunk(const PartRequest& part) {
+  const std::uint64_t length = std::min<std::uint64_t>(part.window, part.request.size());
+  const std::uint64_t begin = part.request.end - length;
+  const std::uint64_t end = std::max(begin, part.tokens.end);
+  for (const auto& [side, first] :
+       {std::pair{"prefill", part.src.window_first}, {"decode", part.dst.window_first}}) {
+    if (begin < end && first > begin) {
+      return fail(
+          Code::kInvalid,
+          "{} window pages begin at token {}, but the window of {} tokens begins at {}; give the pages "
+          "from its first token on",
+          side, first, part.window, begin);
+    }
+  }
+  return ChunkRequest{begin,
+                      end,
+                      part.src.window_first,
+                      part.dst.window_first,
+                      part.src.window_pages,
+                      part.dst.window_pages,
+                      part.request};
+}
+
+}  // namespace
+
+Result<Plan> plan_part(const PairLayout& layout, const PartRequest& part) {
+  if (layout.pairs.empty()) {
+    return Plan{};
+  }
+  if (layout.space == RowSpace::kTokens || layout.space == RowSpace::kDraft) {
+    return plan_chunk(layout, {part.tokens.begin, part.tokens.end, part.src.first_token, part.dst.first_token,
+                               part.src.pages, part.dst.pages, part.request});
+  }
+  if (!part.last) {
+    return Plan{};
+  }
+  if (layout.space == RowSpace::kWindow) {
+    KVF_TRY(const ChunkRequest chunk, window_chunk(part));
+    return plan_chunk(layout, chunk);
+  }
+  if (!part.src.state_slot || !part.dst.state_slot) {
+    return fail(Code::kInvalid, "the model keeps recurrent state, but {} named no state slot",
+                part.src.state_slot ? "decode" : "prefill");
+  }
+  return plan_chunk(layout, {0, 1, 0, 0, {&*part.src.state_slot, 1}, {&*part.dst.state_slot, 1}, {0, 1}});
 }
 
 }  // namespace kvferry

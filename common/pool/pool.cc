@@ -18,11 +18,6 @@
 namespace kvferry {
 namespace {
 
-/// a * b * c, or nothing where it does not fit.
-bool product(std::uint64_t a, std::uint64_t b, std::uint64_t c, std::uint64_t& out) {
-  return !__builtin_mul_overflow(a, b, &out) && !__builtin_mul_overflow(out, c, &out);
-}
-
 /// Checks that [offset, offset + bytes) lies in descriptor `fd`.
 Result<void> check_range(const std::string& name, std::uint32_t fd, std::uint64_t offset, std::uint64_t bytes,
                          const std::vector<std::uint64_t>& sizes) {
@@ -48,12 +43,18 @@ Result<std::uint64_t> buffer_bytes(const PoolLayout& layout, std::size_t index, 
     return fail(Code::kInvalid, "{}: pages is {} and row_bytes is {}, but both must be at least 1", name,
                 shape.pages, shape.row_bytes);
   }
-  std::uint64_t bytes = 0;
-  if (!product(shape.pages, layout.page_size, shape.row_bytes, bytes)) {
-    return fail(Code::kInvalid, "{}: {} pages of {} rows of {} bytes do not fit 64 bits", name, shape.pages,
-                layout.page_size, shape.row_bytes);
+  const std::uint32_t rows = shape.rows_of_page(layout.page_size);
+  const std::uint32_t pitch = shape.pitch_of(layout.page_size);
+  if (pitch < rows) {
+    return fail(Code::kInvalid, "{}: its pages of {} rows lie only {} rows apart, so they overlap", name,
+                rows, pitch);
   }
-  return bytes;
+  std::uint64_t all = 0;
+  if (!buffer_rows(shape, layout.page_size, all)) {
+    return fail(Code::kInvalid, "{}: {} pages of {} rows of {} bytes do not fit 63 bits", name, shape.pages,
+                pitch, shape.row_bytes);
+  }
+  return all * shape.row_bytes;
 }
 
 std::string buffer_name(const PoolLayout& layout, std::size_t index) {
@@ -137,7 +138,9 @@ Result<std::shared_ptr<Pool>> Pool::map(PoolLayout layout, std::vector<UniqueFd>
     pool->mappings_.push_back(Mapping{base, sizes[i]});
   }
   for (const BufferPlace& place : layout.buffers) {
-    const std::uint64_t bytes = place.shape.pages * layout.page_size * place.shape.row_bytes;
+    std::uint64_t rows = 0;
+    KVF_CHECK(buffer_rows(place.shape, layout.page_size, rows));
+    const std::uint64_t bytes = rows * place.shape.row_bytes;
     pool->buffers_.emplace_back(pool->mappings_[place.fd].base + place.offset,
                                 static_cast<std::size_t>(bytes));
   }
@@ -171,12 +174,22 @@ std::uint64_t Pool::mapped_bytes() const {
   return bytes;
 }
 
-std::uint64_t page_count(const PoolLayout& layout) {
-  std::uint64_t pages = layout.buffers.empty() ? 0 : std::numeric_limits<std::uint64_t>::max();
+std::uint64_t page_count(const PoolLayout& layout, RowSpace space) {
+  std::uint64_t pages = std::numeric_limits<std::uint64_t>::max();
+  bool any = false;
   for (const BufferPlace& place : layout.buffers) {
-    pages = std::min(pages, place.shape.pages);
+    if (place.space == space || (space == RowSpace::kTokens && place.space == RowSpace::kDraft)) {
+      pages = std::min(pages, place.shape.pages);
+      any = true;
+    }
   }
-  return pages;
+  return any ? pages : 0;
+}
+
+void set_spaces(const ModelGeometry& model, PoolLayout& layout) {
+  for (BufferPlace& place : layout.buffers) {
+    place.space = model.row_space(place.shape.id());
+  }
 }
 
 std::vector<BufferShape> shapes(const PoolLayout& layout) {

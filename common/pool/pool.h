@@ -17,11 +17,13 @@
 
 namespace kvferry {
 
-/// Where one buffer lies: `pages * page_size * row_bytes` bytes at `offset` of descriptor number `fd`.
+/// Where one buffer lies: buffer_rows() * row_bytes bytes at `offset` of descriptor number `fd`. Buffers may
+/// interleave, page by page, where their pitch leaves room.
 struct BufferPlace {
   BufferShape shape;
-  std::uint32_t fd = 0;      // index into the descriptors passed beside this layout
-  std::uint64_t offset = 0;  // bytes, any alignment
+  std::uint32_t fd = 0;                // index into the descriptors passed beside this layout
+  std::uint64_t offset = 0;            // bytes, any alignment
+  RowSpace space = RowSpace::kTokens;  // from the model; which page list of a request names its pages
 };
 
 /// One field of the aux row (metadata of the first token): `slots` rows of `width` bytes. Both sides pair
@@ -79,8 +81,11 @@ class Pool {
   std::vector<std::span<std::byte>> aux_;
 };
 
-/// Smallest page count over the layout's buffers; the number of pages an engine may name.
-std::uint64_t page_count(const PoolLayout& layout);
+/// Smallest page count over the layout's buffers of one space (draft buffers count as tokens: the same
+/// pages); the number of pages an engine may name. 0 when there are none.
+std::uint64_t page_count(const PoolLayout& layout, RowSpace space = RowSpace::kTokens);
 std::vector<BufferShape> shapes(const PoolLayout& layout);
+/// Fills in every buffer's space.
+void set_spaces(const ModelGeometry& model, PoolLayout& layout);
 
 }  // namespace kvferry

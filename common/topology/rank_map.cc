@@ -15,27 +15,93 @@ std::uint32_t elected_replica(Room room, std::uint32_t replicas) {
   return static_cast<std::uint32_t>((mixed ^ (mixed >> 31)) % replicas);
 }
 
+namespace {
+
+/// Deals `replicas` sources out over `holders` destinations.
+RankPairing deal(std::uint64_t replica, std::uint64_t replicas, std::uint64_t holder, std::uint64_t holders) {
+  const std::uint64_t first = holder * replicas / holders;
+  const std::uint64_t end = std::max(first + 1, (holder + 1) * replicas / holders);
+  RankPairing pairing;
+  pairing.target = replica >= first && replica < end;
+  pairing.replica = static_cast<std::uint32_t>(replica - first);
+  pairing.replicas = static_cast<std::uint32_t>(end - first);
+  return pairing;
+}
+
+/// Recurrent state is sharded over all TP ranks, whatever the heads do.
+RankPairing pair_state(const ModelGeometry& model, const Topology& prefill, const RankCoord& src,
+                       const Topology& decode, const RankCoord& dst, const Interval& layers) {
+  const auto first = std::lower_bound(model.state_layers.begin(), model.state_layers.end(), layers.begin);
+  const bool has_layer = first != model.state_layers.end() && *first < layers.end;
+  const Interval mine{std::uint64_t{src.tp} * decode.tp, (std::uint64_t{src.tp} + 1) * decode.tp};
+  const Interval theirs{std::uint64_t{dst.tp} * prefill.tp, (std::uint64_t{dst.tp} + 1) * prefill.tp};
+  RankPairing pairing;
+  pairing.target = src.cp == 0 && has_layer && intersect(mine, theirs).size() > 0;
+  return pairing;
+}
+
+}  // namespace
+
+std::vector<RowSpace> pairing_spaces(const ModelGeometry& model) {
+  std::vector<RowSpace> out{RowSpace::kTokens};
+  if (model.draft_layers > 0) {
+    out.push_back(RowSpace::kDraft);
+  }
+  if (!model.state_layers.empty()) {
+    out.push_back(RowSpace::kState);
+  }
+  return out;
+}
+
 RankPairing rank_pairing(const ModelGeometry& model, const Topology& prefill, const RankCoord& prefill_coord,
-                         const Topology& decode, const RankCoord& decode_coord) {
+                         const Topology& decode, const RankCoord& decode_coord, RowSpace space) {
   const Ownership src = ownership(prefill, model, prefill_coord);
   const Ownership dst = ownership(decode, model, decode_coord);
+  const Interval layers = intersect(src.layers, dst.layers);
+  if (space == RowSpace::kState) {
+    return pair_state(model, prefill, prefill_coord, decode, decode_coord, layers);
+  }
   if ((prefill_coord.cp != 0 && prefill.cp_split == CpSplit::kNone) ||
-      intersect(src.layers, dst.layers).size() == 0 || intersect(src.heads, dst.heads).size() == 0 ||
-      !src.tokens.meets(dst.tokens)) {
+      intersect(src.heads, dst.heads).size() == 0) {
     return {};
   }
   // The decode ranks that hold the same heads, whatever their tokens, are the ones to be dealt out.
   const std::uint64_t holders_of_heads = std::uint64_t{dst.replicas} * decode.dcp;
   const std::uint64_t holders = holders_of_heads * decode.cp;
   const std::uint64_t holder = decode_coord.cp * holders_of_heads + decode_coord.tp % holders_of_heads;
-  const std::uint64_t first = holder * src.replicas / holders;
-  const std::uint64_t end = std::max(first + 1, (holder + 1) * src.replicas / holders);
-  RankPairing pairing;
-  pairing.target = src.replica >= first && src.replica < end;
-  pairing.replica = static_cast<std::uint32_t>(src.replica - first);
-  pairing.replicas = static_cast<std::uint32_t>(end - first);
-  return pairing;
+  if (space == RowSpace::kDraft) {
+    if (prefill_coord.pp + 1 != prefill.pp || decode_coord.pp + 1 != decode.pp) {
+      return {};
+    }
+    const std::uint64_t replicas = std::uint64_t{src.replicas} * prefill.dcp;
+    return deal(prefill_coord.tp % replicas, replicas, holder, holders);
+  }
+  if (layers.size() == 0 || !src.tokens.meets(dst.tokens)) {
+    return {};
+  }
+  return deal(src.replica, src.replicas, holder, holders);
 }
+
+namespace {
+
+/// Whether the two ranks meet over anything at all, and whether the source sends any of it for `room`.
+struct Meeting {
+  bool target = false;
+  bool sends = false;
+};
+
+Meeting meeting(const ModelGeometry& model, const std::vector<RowSpace>& spaces, const Topology& prefill,
+                const RankCoord& src, const Topology& decode, const RankCoord& dst, Room room) {
+  Meeting out;
+  for (const RowSpace space : spaces) {
+    const RankPairing pairing = rank_pairing(model, prefill, src, decode, dst, space);
+    out.target = out.target || pairing.target;
+    out.sends = out.sends || pairing.sends(room);
+  }
+  return out;
+}
+
+}  // namespace
 
 Result<void> validate_pair(const ModelGeometry& model, const Topology& prefill, const Topology& decode) {
   std::string problems;
@@ -46,6 +112,17 @@ Result<void> validate_pair(const ModelGeometry& model, const Topology& prefill, 
   for (const auto& [side, topology] : {std::pair{"prefill", &prefill}, std::pair{"decode", &decode}}) {
     if (const auto valid = validate(*topology, model); !valid) {
       add(fmt::format("{} {}", side, valid.error().message));
+    }
+  }
+  for (const StateTensor& tensor : model.state) {
+    for (const auto& [side, topology] : {std::pair{"prefill", &prefill}, std::pair{"decode", &decode}}) {
+      for (const std::uint32_t block : tensor.blocks) {
+        if (topology->tp == 0 || block % topology->tp != 0) {
+          add(fmt::format("{} tp {} does not divide a {} block of {} elements; choose a tp that does", side,
+                          topology->tp, to_string(tensor.kind), block));
+          break;
+        }
+      }
     }
   }
   if (decode.cp != 1 && decode.cp_split != CpSplit::kNone) {
@@ -66,15 +143,16 @@ DecodeTargets decode_targets(const ModelGeometry& model, const Topology& prefill
   const RankCoord dst = decode.coord(decode_rank);
   DecodeTargets out;
   std::uint32_t last_stage = 0;
+  const std::vector<RowSpace> spaces = pairing_spaces(model);
   const RankIndex ranks = prefill.rank_count() / prefill.dp;
   for (RankIndex index = prefill_dp * ranks; index < (prefill_dp + 1) * ranks; ++index) {
     const RankCoord src = prefill.coord(index);
-    const RankPairing pairing = rank_pairing(model, prefill, src, decode, dst);
-    if (!pairing.target) {
+    const Meeting met = meeting(model, spaces, prefill, src, decode, dst, room);
+    if (!met.target) {
       continue;
     }
     out.targets.push_back(index);
-    if (pairing.sends(room)) {
+    if (met.sends) {
       if (out.sources.empty() || src.pp > last_stage) {
         out.aux_source = index;
         last_stage = src.pp;
@@ -95,9 +173,10 @@ std::vector<RankIndex> prefill_destinations(const ModelGeometry& model, const To
   KVF_CHECK(prefill_rank < prefill.rank_count() && decode_dp < decode.dp);
   const RankCoord src = prefill.coord(prefill_rank);
   std::vector<RankIndex> out;
+  const std::vector<RowSpace> spaces = pairing_spaces(model);
   const RankIndex ranks = decode.rank_count() / decode.dp;
   for (RankIndex index = decode_dp * ranks; index < (decode_dp + 1) * ranks; ++index) {
-    if (rank_pairing(model, prefill, src, decode, decode.coord(index)).target) {
+    if (meeting(model, spaces, prefill, src, decode, decode.coord(index), 1).target) {
       out.push_back(index);
     }
   }

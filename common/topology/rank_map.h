@@ -37,7 +37,11 @@ struct RankPairing {
   bool sends(Room room) const { return target && elected_replica(room, replicas) == replica; }
 };
 RankPairing rank_pairing(const ModelGeometry& model, const Topology& prefill, const RankCoord& prefill_coord,
-                         const Topology& decode, const RankCoord& decode_coord);
+                         const Topology& decode, const RankCoord& decode_coord,
+                         RowSpace space = RowSpace::kTokens);
+
+/// The spaces in which two ranks of this model can pair on their own: windows go with the tokens.
+std::vector<RowSpace> pairing_spaces(const ModelGeometry& model);
 
 /// What must hold before ranks can be mapped: both sides valid, and no CP split on decode (whose share of the
 /// tokens that it will generate is not defined). Nothing relates the two topologies to each other. Every

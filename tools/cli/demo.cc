@@ -18,6 +18,12 @@ void add_layout_options(CLI::App& command, DemoOptions& options) {
   command.add_option("--page-size", options.page_size, "tokens of a page")
       ->check(CLI::Range(1u, 65536u))
       ->capture_default_str();
+  command.add_option("--decode-page-size", options.decode_page_size, "of the decode side, where it differs")
+      ->check(CLI::Range(1u, 65536u));
+  command
+      .add_option("--draft-layers", options.draft_layers,
+                  "layers of a draft model whose KV moves too (speculative decoding)")
+      ->check(CLI::Range(0u, 64u));
   command.add_option("--fabric", options.fabric, "shm, tcp, ucx (over shared memory) or ucx-tcp")
       ->check(CLI::IsMember({"shm", "tcp", "ucx", "ucx-tcp"}))
       ->capture_default_str();

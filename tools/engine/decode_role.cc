@@ -101,9 +101,9 @@ bool DecodeRole::work(Instant now) {
 void DecodeRole::guard_step(Expectation& room) {
   RoomPart& part = room.state.parts[room.guard_part];
   Rank& rank = *part.rank;
-  rank.rows.fill_guard(rank.memory.buffer(room.guard_buffer), room.guard_buffer, part.pages);
+  rank.rows.fill_guard(rank.memory.buffer(room.guard_buffer), room.guard_buffer, room.state.rows(part));
   if (++room.guard_buffer == rank.rows.buffers().size()) {
-    clear_aux(rank.memory, narrow<std::uint32_t>(part.slot));
+    clear_aux(rank.memory, narrow<std::uint32_t>(part.held.slot));
     room.guard_buffer = 0;
     ++room.guard_part;
   }
@@ -116,12 +116,13 @@ bool DecodeRole::expect_step(Expectation& room, Instant now) {
   expectation.struct_size = sizeof(expectation);
   expectation.room = room.state.room;
   expectation.bootstrap = room.bootstrap.c_str();
-  expectation.pages = part.pages.data();
-  expectation.page_count = part.pages.size();
+  expectation.pages = part.held.pages.data();
+  expectation.page_count = part.held.pages.size();
   expectation.prefix = room.state.prefix;
   expectation.token_count = room.state.tokens;
-  expectation.aux_slot = part.slot;
+  expectation.aux_slot = part.held.slot;
   expectation.prefill_dp_rank = -1;
+  expectation.hybrid = room.state.hybrid(part);
   const int code = part.rank->attached() ? kvf_expect(part.rank->engine(), &expectation) : -KVF_UNAVAILABLE;
   if (try_again_later(code)) {
     room.retry_at = now + kRetry;
@@ -191,7 +192,7 @@ void DecodeRole::check_step(Expectation& room) {
     if (++room.check_buffer < rank.rows.buffers().size()) {
       return;
     }
-    const AuxReport aux = check_aux(rank.memory, narrow<std::uint32_t>(part.slot), room.state.room);
+    const AuxReport aux = check_aux(rank.memory, narrow<std::uint32_t>(part.held.slot), room.state.room);
     room.aux.compared += aux.compared;
     room.aux.differing += aux.differing;
     if (room.aux.first.empty() && aux.differing > 0) {

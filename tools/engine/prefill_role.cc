@@ -116,7 +116,8 @@ bool PrefillRole::work(Instant now) {
 void PrefillRole::fill_step(Request& request) {
   RoomPart& part = request.state.parts[request.part];
   const Interval tokens = chunk_tokens(request, request.chunk);
-  if (tokens.size() > 0) {
+  if (tokens.size() > 0 ||
+      request.chunk + 1 == request.chunks) {  // the state goes with the last chunk, even an empty one
     part.rank->rows.fill(part.rank->memory.buffer(request.buffer), request.buffer, request.state.rows(part),
                          tokens);
   }
@@ -172,15 +173,18 @@ bool PrefillRole::send_step(Request& request, Instant now) {
   kvf_chunk chunk{};
   chunk.struct_size = sizeof(chunk);
   chunk.room = request.state.room;
-  chunk.pages = part.pages.data() + first_page;
+  chunk.pages = part.held.pages.data() + first_page;
   chunk.page_count = part.rank->rows.pages_for(tokens.begin, tokens.end);
   chunk.first_token = tokens.begin;
   chunk.token_count = tokens.size();
   chunk.last = last ? 1 : 0;
-  chunk.aux_slot = last ? part.slot : -1;
+  chunk.aux_slot = last ? part.held.slot : -1;
   chunk.ready_fd = -1;
   if (last) {
-    fill_aux(part.rank->memory, narrow<std::uint32_t>(part.slot), request.state.room);
+    chunk.hybrid = request.state.hybrid(part);
+  }
+  if (last) {
+    fill_aux(part.rank->memory, narrow<std::uint32_t>(part.held.slot), request.state.room);
   }
   const int code = part.rank->attached() ? kvf_send(part.rank->engine(), &chunk) : -KVF_UNAVAILABLE;
   if (try_again_later(code)) {

@@ -6,6 +6,7 @@
 
 #include "common/base/check.h"
 #include "common/base/log.h"
+#include "common/base/narrow.h"
 
 namespace kvferry {
 namespace {
@@ -23,8 +24,8 @@ bool may_pass(int code) {
 }  // namespace
 
 Result<Rank> Rank::create(const RankOptions& options, RankIndex index) {
-  KVF_TRY(RankRows rows,
-          RankRows::create(options.model, options.topology, index, options.page_size, options.pages));
+  KVF_TRY(RankRows rows, RankRows::create(options.model, options.topology, index, options.page_size,
+                                          options.pages, options.rooms));
   KVF_TRY(RankMemory memory, RankMemory::create(rows, options.aux_slots));
   return Rank(std::move(rows), std::move(memory), options);
 }
@@ -33,6 +34,8 @@ Rank::Rank(RankRows rows_in, RankMemory memory_in, const RankOptions& options)
     : rows(std::move(rows_in)),
       memory(std::move(memory_in)),
       pages(options.pages, options.scatter, options.seed * 1000 + rows.rank()),
+      windows(rows.window_pages(), options.scatter, options.seed * 1000 + rows.rank()),
+      states(rows.state_slots(), options.scatter, options.seed * 1000 + rows.rank()),
       slots(options.aux_slots, options.scatter, options.seed * 1000 + rows.rank()),
       socket_(options.socket),
       dtype_(to_string(options.model.dtype)),
@@ -49,6 +52,8 @@ Rank::Rank(Rank&& other) noexcept
     : rows(std::move(other.rows)),
       memory(std::move(other.memory)),
       pages(std::move(other.pages)),
+      windows(std::move(other.windows)),
+      states(std::move(other.states)),
       slots(std::move(other.slots)),
       socket_(std::move(other.socket_)),
       dtype_(std::move(other.dtype_)),
@@ -106,30 +111,65 @@ void Rank::lost(Instant now) {
   next_attempt_ = now + back_off_;
 }
 
-void Rank::quarantine(std::vector<std::uint32_t> rested, std::int32_t slot) {
-  resting_.push_back({std::move(rested), slot});
+void Rank::quarantine(Holding holding) {
+  resting_.push_back(std::move(holding));
 }
 
 void Rank::end_quarantine(Instant now) {
   if (engine_ == nullptr || now < attached_at_ + kQuarantine) {
     return;
   }
-  for (const Resting& rested : std::exchange(resting_, {})) {
-    release(rested.pages, rested.slot);
+  for (const Holding& rested : std::exchange(resting_, {})) {
+    release(rested);
   }
 }
 
-void Rank::release(const std::vector<std::uint32_t>& done, std::int32_t slot) {
-  KVF_CHECK(pages.release(done).has_value());
-  if (slot >= 0) {
-    const std::uint32_t one = static_cast<std::uint32_t>(slot);
-    KVF_CHECK(slots.release(std::span(&one, 1)).has_value());
+Result<Holding> Rank::allocate(Room room, std::uint64_t prefix, std::uint64_t end) {
+  Holding holding;
+  const auto take = [&](PageAllocator& from, std::uint64_t count, std::vector<std::uint32_t>& out) {
+    auto got = count <= from.total() ? from.allocate(narrow<std::uint32_t>(count)) : std::nullopt;
+    out = got.value_or(std::vector<std::uint32_t>{});
+    return got.has_value();
+  };
+  std::vector<std::uint32_t> state;
+  std::vector<std::uint32_t> aux;
+  const std::uint64_t needed = rows.pages_for(prefix, end);
+  const std::uint64_t window =
+      rows.window_pages() == 0 ? 0 : rows.pages_for(rows.window_first(prefix, end), end);
+  const std::uint32_t free_before = pages.free_count();
+  const bool all = take(pages, needed, holding.pages) && take(windows, window, holding.window_pages) &&
+                   take(states, rows.state_slots() == 0 ? 0 : 1, state) && take(slots, 1, aux);
+  holding.state_slot = state.empty() ? -1 : narrow<std::int32_t>(state.front());
+  holding.slot = aux.empty() ? -1 : narrow<std::int32_t>(aux.front());
+  if (!all) {
+    release(holding);
+    return fail(
+        Code::kExhausted,
+        "room {} needs {} pages, {} window pages, {} state slots and an aux slot on rank {}, which has {} of "
+        "{} pages, {} of {} window pages, {} of {} state slots and {} of {} aux slots free",
+        room, needed, window, rows.state_slots() == 0 ? 0 : 1, index(), free_before, pages.total(),
+        windows.free_count(), windows.total(), states.free_count(), states.total(), slots.free_count(),
+        slots.total());
   }
+  return holding;
+}
+
+void Rank::release(const Holding& holding) {
+  const auto give = [](PageAllocator& to, std::int32_t one) {
+    if (one >= 0) {
+      const std::uint32_t id = static_cast<std::uint32_t>(one);
+      KVF_CHECK(to.release(std::span(&id, 1)).has_value());
+    }
+  };
+  KVF_CHECK(pages.release(holding.pages).has_value());
+  KVF_CHECK(windows.release(holding.window_pages).has_value());
+  give(states, holding.state_slot);
+  give(slots, holding.slot);
 }
 
 std::uint32_t Rank::quarantined_pages() const {
   std::size_t count = 0;
-  for (const Resting& rested : resting_) {
+  for (const Holding& rested : resting_) {
     count += rested.pages.size();
   }
   return static_cast<std::uint32_t>(count);

@@ -23,9 +23,18 @@ struct RankOptions {
   Topology topology;
   std::uint32_t page_size = 64;
   std::uint32_t pages = 0;
+  std::uint32_t rooms = 16;  // alive at once: window pages and state slots
   std::uint32_t aux_slots = 64;
   bool scatter = true;
   std::uint64_t seed = 1;
+};
+
+/// What a room holds on one rank.
+struct Holding {
+  std::vector<std::uint32_t> pages;
+  std::vector<std::uint32_t> window_pages;
+  std::int32_t state_slot = -1;
+  std::int32_t slot = -1;  // aux
 };
 
 class Rank {
@@ -47,11 +56,13 @@ class Rank {
   /// Pages whose daemon died with the room alive. A peer on this host may hold a mapping of the pool and be
   /// in the middle of a copy that nobody waits for any more, so they rest until the new daemon has had time
   /// to fence the old one's peers.
-  void quarantine(std::vector<std::uint32_t> pages, std::int32_t slot);
+  void quarantine(Holding holding);
   /// Gives rested pages back.
   void end_quarantine(Instant now);
-  /// Pages and slot of a room whose final event has come.
-  void release(const std::vector<std::uint32_t>& pages, std::int32_t slot);
+  /// Everything that tokens [prefix, end) of a room need, or nothing and the reason.
+  Result<Holding> allocate(Room room, std::uint64_t prefix, std::uint64_t end);
+  /// Of a room whose final event has come.
+  void release(const Holding& holding);
 
   RankIndex index() const { return rows.rank(); }
   const RankCoord& coord() const { return coord_; }
@@ -60,13 +71,11 @@ class Rank {
   RankRows rows;
   RankMemory memory;
   PageAllocator pages;
+  PageAllocator windows;
+  PageAllocator states;
   PageAllocator slots;
 
  private:
-  struct Resting {
-    std::vector<std::uint32_t> pages;
-    std::int32_t slot = -1;
-  };
   Rank(RankRows rows_in, RankMemory memory_in, const RankOptions& options);
 
   std::string socket_;
@@ -78,7 +87,7 @@ class Rank {
   Instant next_attempt_{};
   std::chrono::milliseconds back_off_{0};
   Instant attached_at_{};
-  std::vector<Resting> resting_;
+  std::vector<Holding> resting_;
 };
 
 }  // namespace kvferry

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstring>
@@ -51,8 +52,14 @@ Result<RankMemory> RankMemory::create(const RankRows& rows, std::uint32_t aux_sl
   RankMemory memory;
   std::vector<std::uint64_t> offsets;
   for (std::uint32_t i = 0; i < rows.buffers().size(); ++i) {
+    if (const auto nest = rows.nest(i); nest) {
+      offsets.push_back(offsets[nest->buffer] +
+                        nest->offset);  // inside the other's pages; the last one ends it
+      memory.bytes_ = std::max(memory.bytes_, align(offsets.back() + rows.buffer_bytes(i)));
+      continue;
+    }
     offsets.push_back(memory.bytes_);
-    memory.bytes_ += align(rows.buffer_bytes(i));
+    memory.bytes_ += align(rows.buffer_bytes(i) + rows.tail_bytes(i));
   }
   for (const AuxFieldShape& field : kAuxSchema) {
     offsets.push_back(memory.bytes_);
@@ -73,8 +80,10 @@ Result<RankMemory> RankMemory::create(const RankRows& rows, std::uint32_t aux_sl
   for (std::uint32_t i = 0; i < rows.buffers().size(); ++i) {
     const BufferShape& shape = rows.buffers()[i];
     memory.buffers_.emplace_back(memory.base_ + offsets[i], rows.buffer_bytes(i));
+    const std::uint32_t page_rows = shape.rows_of_page(rows.page_size());
     memory.pool_buffers_.push_back({shape.layer, static_cast<std::uint32_t>(shape.kind), shape.row_bytes,
-                                    shape.pages, memory.fd_.get(), offsets[i]});
+                                    shape.pages, memory.fd_.get(), offsets[i], page_rows,
+                                    std::uint64_t{shape.pitch_of(rows.page_size())} * shape.row_bytes});
   }
   for (std::uint32_t i = 0; i < kAuxFields; ++i) {
     const std::uint64_t offset = offsets[rows.buffers().size() + i];

@@ -1,5 +1,7 @@
 #include "tools/engine/rank_rows.h"
 
+#include <algorithm>
+
 #include "common/base/check.h"
 #include "common/base/narrow.h"
 #include "tools/engine/pattern.h"
@@ -7,62 +9,133 @@
 namespace kvferry {
 
 Result<RankRows> RankRows::create(const ModelGeometry& model, const Topology& topology, RankIndex rank,
-                                  std::uint32_t page_size, std::uint32_t pages) {
+                                  std::uint32_t page_size, std::uint32_t pages, std::uint32_t rooms) {
   RankRows rows;
   const RankCoord coord = topology.coord(rank);
   rows.rank_ = rank;
   rows.page_size_ = page_size;
   rows.virtual_page_ = std::uint64_t{page_size} * topology.dcp;
   rows.owned_ = ownership(topology, model, coord);
-  rows.buffers_ = rank_buffers(model, topology, coord, pages);
-  for (const BufferShape& buffer : rows.buffers_) {
-    const std::uint64_t heads = rows.owned_.heads.size();
-    if (heads == 0 || buffer.row_bytes == 0 || buffer.row_bytes % heads != 0) {
-      return fail(Code::kInvalid, "rank {}, layer {}, {}: a row of {} bytes does not split into {} heads",
-                  rank, buffer.layer, to_string(buffer.kind), buffer.row_bytes, heads);
+  rows.buffers_ =
+      rank_buffers(model, topology, coord, pages, rows_of_page(RowSpace::kDraft, page_size, topology));
+  if (!model.sliding_layers.empty()) {
+    rows.window_tokens_ = model.sliding_window;
+    // A window that begins inside a page touches one page more.
+    const std::uint64_t each = model.sliding_window / rows.virtual_page_ + 2;
+    rows.window_pages_ = narrow<std::uint32_t>(std::min<std::uint64_t>(pages, each * rooms));
+  }
+  rows.state_slots_ = model.state_layers.empty() ? 0 : rooms;
+  // Index keys and scales share their pages, as engines lay them out: all keys of a page, then all scales.
+  const std::uint32_t index_page = page_size * model.index_bytes();
+  const std::uint32_t key_bytes = std::max(1u, model.head_bytes(BufferKind::kIndexKey));
+  const std::uint32_t stride = (index_page + key_bytes - 1) / key_bytes * key_bytes;
+  for (BufferShape& shape : rows.buffers_) {
+    Buffer place;
+    place.space = model.row_space(shape.id());
+    if (place.space == RowSpace::kWindow || place.space == RowSpace::kState) {
+      shape.pages = place.space == RowSpace::kWindow ? rows.window_pages_ : rows.state_slots_;
     }
+    if (place.space == RowSpace::kTokens &&
+        (shape.kind == BufferKind::kIndexKey || shape.kind == BufferKind::kIndexScale)) {
+      shape.pitch = stride / shape.row_bytes;
+    }
+    place.tokens = place.space == RowSpace::kTokens || place.space == RowSpace::kWindow ? rows.owned_.tokens
+                                                                                        : TokenClass{};
+    place.page_rows = shape.rows_of_page(page_size);
+    place.pitch = shape.pitch_of(page_size);
+    place.pieces = row_pieces(model, topology, coord, shape.kind);
+    const RowPiece& last = place.pieces.empty() ? RowPiece{} : place.pieces.back();
+    if (shape.row_bytes == 0 || last.offset + last.bytes != shape.row_bytes) {
+      return fail(Code::kInvalid, "rank {}, layer {}, {}: a row of {} bytes does not split into {} pieces",
+                  rank, shape.layer, to_string(shape.kind), shape.row_bytes, place.pieces.size());
+    }
+    rows.places_.push_back(std::move(place));
   }
   return rows;
 }
 
 std::uint64_t RankRows::buffer_bytes(std::uint32_t buffer) const {
-  return buffers_[buffer].pages * page_size_ * buffers_[buffer].row_bytes;
+  std::uint64_t rows = 0;
+  KVF_CHECK(buffer_rows(buffers_[buffer], page_size_, rows));
+  return rows * buffers_[buffer].row_bytes;
+}
+
+std::optional<RankRows::Nest> RankRows::nest(std::uint32_t buffer) const {
+  const BufferShape& shape = buffers_[buffer];
+  if (shape.kind != BufferKind::kIndexScale || places_[buffer].pitch == places_[buffer].page_rows) {
+    return std::nullopt;
+  }
+  for (std::uint32_t i = 0; i < buffers_.size(); ++i) {
+    if (buffers_[i].layer == shape.layer && buffers_[i].kind == BufferKind::kIndexKey) {
+      return Nest{i, std::uint64_t{places_[i].page_rows} * buffers_[i].row_bytes};
+    }
+  }
+  return std::nullopt;
 }
 
 std::uint64_t RankRows::pages_for(std::uint64_t first, std::uint64_t end) const {
   return end > first ? (end - first + virtual_page_ - 1) / virtual_page_ : 0;
 }
 
-std::uint64_t RankRows::pool_row(std::span<const std::uint32_t> pages, std::uint64_t local_row) const {
-  const std::uint64_t index = local_row / page_size_;
+Interval RankRows::window(std::uint64_t prefix, std::uint64_t end) const {
+  return {end - std::min<std::uint64_t>(window_tokens_, end - prefix), end};
+}
+
+std::uint64_t RankRows::window_first(std::uint64_t prefix, std::uint64_t end) const {
+  return window(prefix, end).begin / virtual_page_ * virtual_page_;
+}
+
+RankRows::Held RankRows::held(const Buffer& buffer, const RoomRows& rows) const {
+  switch (buffer.space) {
+    case RowSpace::kWindow:
+      return {rows.window_first, window(rows.first, rows.end), rows.window_pages};
+    case RowSpace::kState:
+      return {0, {0, 1}, {&rows.state_slot, 1}};
+    case RowSpace::kTokens:
+    case RowSpace::kDraft:
+      break;
+  }
+  return {rows.first, {rows.first, rows.end}, rows.pages};
+}
+
+std::uint64_t RankRows::pool_row(const Buffer& buffer, std::span<const std::uint32_t> pages,
+                                 std::uint64_t local_row) {
+  const std::uint64_t index = local_row / buffer.page_rows;
   KVF_CHECK(index < pages.size());
-  return std::uint64_t{pages[index]} * page_size_ + local_row % page_size_;
+  return std::uint64_t{pages[index]} * buffer.pitch + local_row % buffer.page_rows;
 }
 
 void RankRows::fill(std::span<std::byte> memory, std::uint32_t buffer, const RoomRows& rows,
                     const Interval& tokens) const {
   const BufferShape& shape = buffers_[buffer];
-  const std::uint64_t head_bytes = shape.row_bytes / owned_.heads.size();
-  std::uint64_t local = owned_.tokens.owned_before(tokens.begin) - owned_.tokens.owned_before(rows.first);
+  const Buffer& place = places_[buffer];
+  const Held held_rows = held(place, rows);
+  Interval positions = intersect(tokens, held_rows.positions);
+  if (place.space == RowSpace::kState) {
+    positions = tokens.end == rows.end ? held_rows.positions : Interval{};
+  }
+  std::uint64_t local =
+      place.tokens.owned_before(positions.begin) - place.tokens.owned_before(held_rows.first);
   PieceCoordinate piece{.room = rows.room, .layer = shape.layer, .kind = shape.kind};
-  for (piece.position = tokens.begin; piece.position < tokens.end; ++piece.position) {
-    if (!owned_.tokens.owns(piece.position)) {
+  for (piece.position = positions.begin; piece.position < positions.end; ++piece.position) {
+    if (!place.tokens.owns(piece.position)) {
       continue;
     }
-    auto row = memory.subspan(pool_row(rows.pages, local) * shape.row_bytes, shape.row_bytes);
-    for (std::uint64_t head = owned_.heads.begin; head < owned_.heads.end; ++head) {
-      piece.head = narrow<std::uint32_t>(head);
-      fill_pattern(row.subspan((head - owned_.heads.begin) * head_bytes, head_bytes), piece_seed(piece));
+    auto row = memory.subspan(pool_row(place, held_rows.pages, local) * shape.row_bytes, shape.row_bytes);
+    for (const RowPiece& part : place.pieces) {
+      piece.head = part.id;
+      fill_pattern(row.subspan(part.offset, part.bytes), piece_seed(piece));
     }
     ++local;
   }
 }
 
-void RankRows::fill_guard(std::span<std::byte> memory, std::uint32_t buffer,
-                          std::span<const std::uint32_t> pages) const {
+void RankRows::fill_guard(std::span<std::byte> memory, std::uint32_t buffer, const RoomRows& rows) const {
   const BufferShape& shape = buffers_[buffer];
-  for (std::uint64_t local = 0; local < pages.size() * page_size_; ++local) {
-    const std::uint64_t row = pool_row(pages, local);
+  const Buffer& place = places_[buffer];
+  const auto pages = held(place, rows).pages;
+  for (std::uint64_t local = 0; local < pages.size() * place.page_rows; ++local) {
+    const std::uint64_t row = pool_row(place, pages, local);
     fill_pattern(memory.subspan(row * shape.row_bytes, shape.row_bytes),
                  guard_seed({.rank = rank_, .buffer = buffer, .row = row}));
   }
@@ -71,19 +144,26 @@ void RankRows::fill_guard(std::span<std::byte> memory, std::uint32_t buffer,
 RowReport RankRows::check(std::span<const std::byte> memory, std::uint32_t buffer,
                           const RoomRows& rows) const {
   const BufferShape& shape = buffers_[buffer];
+  const Buffer& place = places_[buffer];
+  const Held held_rows = held(place, rows);
   RowReport report;
-  std::uint64_t local = 0;
   const auto row_at = [&](std::uint64_t row) {
     return memory.subspan(row * shape.row_bytes, shape.row_bytes);
   };
-  for (std::uint64_t position = rows.first; position < rows.end; ++position) {
-    if (owned_.tokens.owns(position)) {
-      const std::uint64_t row = pool_row(rows.pages, local++);
-      check_token(row_at(row), buffer, rows, position, row, report);
+  // Rows of the pages before and after the positions that move belong to nobody.
+  std::uint64_t local = 0;
+  for (std::uint64_t position = held_rows.first; position < held_rows.positions.end; ++position) {
+    if (place.tokens.owns(position)) {
+      const std::uint64_t row = pool_row(place, held_rows.pages, local++);
+      if (position < held_rows.positions.begin) {
+        check_guard(row_at(row), buffer, row, report);
+      } else {
+        check_token(row_at(row), buffer, rows, position, row, report);
+      }
     }
   }
-  for (; local < rows.pages.size() * page_size_; ++local) {
-    const std::uint64_t row = pool_row(rows.pages, local);
+  for (; local < held_rows.pages.size() * place.page_rows; ++local) {
+    const std::uint64_t row = pool_row(place, held_rows.pages, local);
     check_guard(row_at(row), buffer, row, report);
   }
   return report;
@@ -92,20 +172,19 @@ RowReport RankRows::check(std::span<const std::byte> memory, std::uint32_t buffe
 void RankRows::check_token(std::span<const std::byte> row, std::uint32_t buffer, const RoomRows& rows,
                            std::uint64_t position, std::uint64_t pool_row, RowReport& report) const {
   const BufferShape& shape = buffers_[buffer];
-  const std::uint64_t head_bytes = row.size() / owned_.heads.size();
-  for (std::uint64_t head = owned_.heads.begin; head < owned_.heads.end; ++head) {
-    const auto id = narrow<std::uint32_t>(head);
+  const Buffer& place = places_[buffer];
+  for (const RowPiece& part : place.pieces) {
     const PatternCheck found =
-        check_pattern(row.subspan((head - owned_.heads.begin) * head_bytes, head_bytes),
-                      piece_seed({rows.room, shape.layer, shape.kind, id, position}));
+        check_pattern(row.subspan(part.offset, part.bytes),
+                      piece_seed({rows.room, shape.layer, shape.kind, part.id, position}));
     if (found.differing != 0 && report.first.empty()) {
       report.first.push_back({.rank = rank_,
                               .layer = shape.layer,
                               .kind = shape.kind,
-                              .head = id,
+                              .head = part.id,
                               .position = position,
-                              .page = narrow<std::uint32_t>(pool_row / page_size_),
-                              .slot = narrow<std::uint32_t>(pool_row % page_size_),
+                              .page = narrow<std::uint32_t>(pool_row / place.pitch),
+                              .slot = narrow<std::uint32_t>(pool_row % place.pitch),
                               .byte = narrow<std::uint32_t>(found.first),
                               .expected = found.expected,
                               .found = found.found});
@@ -126,8 +205,8 @@ void RankRows::check_guard(std::span<const std::byte> row, std::uint32_t buffer,
                             .layer = shape.layer,
                             .kind = shape.kind,
                             .guard = true,
-                            .page = narrow<std::uint32_t>(pool_row / page_size_),
-                            .slot = narrow<std::uint32_t>(pool_row % page_size_),
+                            .page = narrow<std::uint32_t>(pool_row / places_[buffer].pitch),
+                            .slot = narrow<std::uint32_t>(pool_row % places_[buffer].pitch),
                             .byte = narrow<std::uint32_t>(found.first),
                             .expected = found.expected,
                             .found = found.found});
@@ -138,17 +217,25 @@ void RankRows::check_guard(std::span<const std::byte> row, std::uint32_t buffer,
 
 bool RankRows::corrupt(std::span<std::byte> memory, std::uint32_t buffer, const RoomRows& rows,
                        std::uint64_t position, std::uint32_t head, std::uint32_t byte) const {
-  if (buffer >= buffers_.size() || position < rows.first || position >= rows.end ||
-      !owned_.tokens.owns(position) || !owned_.heads.contains(head)) {
+  if (buffer >= buffers_.size()) {
+    return false;
+  }
+  const Buffer& place = places_[buffer];
+  const Held held_rows = held(place, rows);
+  if (!held_rows.positions.contains(position) || !place.tokens.owns(position)) {
     return false;
   }
   const BufferShape& shape = buffers_[buffer];
-  const std::uint64_t head_bytes = shape.row_bytes / owned_.heads.size();
-  const std::uint64_t local = owned_.tokens.owned_before(position) - owned_.tokens.owned_before(rows.first);
-  const std::uint64_t row = pool_row(rows.pages, local);
-  memory[row * shape.row_bytes + (head - owned_.heads.begin) * head_bytes + byte % head_bytes] ^=
-      std::byte{0x10};
-  return true;
+  const std::uint64_t local =
+      place.tokens.owned_before(position) - place.tokens.owned_before(held_rows.first);
+  const std::uint64_t row = pool_row(place, held_rows.pages, local);
+  for (const RowPiece& part : place.pieces) {
+    if (part.id == head) {
+      memory[row * shape.row_bytes + part.offset + byte % part.bytes] ^= std::byte{0x10};
+      return true;
+    }
+  }
+  return false;
 }
 
 }  // namespace kvferry

@@ -3,12 +3,30 @@
 #include <algorithm>
 #include <utility>
 
-#include "common/base/narrow.h"
-
 namespace kvferry {
 
 bool RoomState::ended() const {
   return std::all_of(parts.begin(), parts.end(), [](const RoomPart& part) { return part.ended; });
+}
+
+RoomRows RoomState::rows(const RoomPart& part) const {
+  return {room,
+          prefix,
+          tokens,
+          part.held.pages,
+          part.rank->rows.window_first(prefix, tokens),
+          part.held.window_pages,
+          static_cast<std::uint32_t>(std::max(part.held.state_slot, 0))};
+}
+
+kvf_hybrid RoomState::hybrid(const RoomPart& part) const {
+  kvf_hybrid out{};
+  out.window_pages = part.held.window_pages.data();
+  out.window_page_count = part.held.window_pages.size();
+  out.window_first = part.held.window_pages.empty() ? 0 : part.rank->rows.window_first(prefix, tokens);
+  out.has_state = part.held.state_slot >= 0 ? 1 : 0;
+  out.state_slot = static_cast<std::uint32_t>(std::max(part.held.state_slot, 0));
+  return out;
 }
 
 RoomPart* RoomState::part_of(const Rank& rank) {
@@ -22,23 +40,12 @@ Result<void> allocate_parts(RoomState& state, std::span<Rank> ranks, std::uint32
     if (rank.coord().dp != state.room % dp_size) {
       continue;
     }
-    const std::uint64_t need = rank.rows.pages_for(state.prefix, state.tokens);
-    auto pages = need <= rank.pages.total() ? rank.pages.allocate(narrow<std::uint32_t>(need)) : std::nullopt;
-    auto slot = rank.slots.allocate(1);
-    if (!pages || !slot) {
-      const Error error{
-          Code::kExhausted,
-          fmt::format("room {} needs {} pages and an aux slot on rank {}, which has {} of {} pages and "
-                      "{} of {} slots free",
-                      state.room, need, rank.index(), rank.pages.free_count() + (pages ? need : 0),
-                      rank.pages.total(), rank.slots.free_count() + (slot ? 1 : 0), rank.slots.total())};
-      rank.release(pages.value_or(std::vector<std::uint32_t>{}),
-                   slot ? narrow<std::int32_t>(slot->front()) : -1);
+    auto held = rank.allocate(state.room, state.prefix, state.tokens);
+    if (!held) {
       std::for_each(state.parts.begin(), state.parts.end(), end_part);
-      return fail(error);
+      return fail(std::move(held).error());
     }
-    state.parts.push_back(
-        {.rank = &rank, .pages = std::move(*pages), .slot = narrow<std::int32_t>(slot->front())});
+    state.parts.push_back({.rank = &rank, .held = *std::move(held)});
   }
   if (state.parts.empty()) {
     return fail(Code::kInvalid, "room {}: no rank of its DP group ({} of {}) is in this process", state.room,
@@ -49,7 +56,7 @@ Result<void> allocate_parts(RoomState& state, std::span<Rank> ranks, std::uint32
 
 void end_part(RoomPart& part) {
   if (!part.ended) {
-    part.rank->release(part.pages, part.slot);
+    part.rank->release(part.held);
     part.ended = true;
   }
 }
@@ -77,7 +84,7 @@ void lose_part(RoomState& state, RoomPart& part, const std::string& reason) {
     return;
   }
   if (part.accepted) {
-    part.rank->quarantine(std::move(part.pages), part.slot);
+    part.rank->quarantine(std::move(part.held));
     part.ended = true;
   } else {
     end_part(part);

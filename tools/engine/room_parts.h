@@ -19,8 +19,7 @@ namespace kvferry {
 
 struct RoomPart {
   Rank* rank = nullptr;  // outlives the room
-  std::vector<std::uint32_t> pages;
-  std::int32_t slot = -1;
+  Holding held;
   bool accepted = false;  // the daemon owns the pages
   bool complete = false;  // prefill: the last chunk was accepted
   bool ended = false;     // pages and slot are given back
@@ -35,7 +34,9 @@ struct RoomState {
   std::vector<RoomPart> parts;
   std::optional<Error> failure;  // the first one wins
 
-  RoomRows rows(const RoomPart& part) const { return {room, prefix, tokens, part.pages}; }
+  RoomRows rows(const RoomPart& part) const;
+  /// What kvf_send and kvf_expect take beside the pages; borrows from the part.
+  kvf_hybrid hybrid(const RoomPart& part) const;
   bool ended() const;
   RoomPart* part_of(const Rank& rank);
 };

@@ -22,8 +22,8 @@ import time
 from dataclasses import dataclass, field
 from typing import Iterable, Iterator, Optional, Sequence
 
-__all__ = ["AuxField", "Buffer", "BufferKind", "Code", "Engine", "Event", "EventType", "KvferryError", "Pool",
-           "make_pool", "version"]
+__all__ = ["AuxField", "Buffer", "BufferKind", "Code", "Engine", "Event", "EventType", "Hybrid", "KvferryError",
+           "Pool", "make_pool", "version"]
 
 
 class Code(enum.IntEnum):
@@ -56,6 +56,10 @@ class BufferKind(enum.IntEnum):
     KEY = 0
     VALUE = 1
     LATENT = 2
+    INDEX_KEY = 3
+    INDEX_SCALE = 4
+    CONV = 5
+    RECURRENT = 6
 
 
 class EventType(enum.IntEnum):
@@ -83,7 +87,7 @@ class KvferryError(Exception):
 
 @dataclass(frozen=True)
 class Buffer:
-    """pages * page_size rows of row_bytes, `offset` bytes into descriptor `fd`."""
+    """Pages of page_rows (0: page_size) rows of row_bytes, page_stride bytes apart (0: without gaps)."""
 
     layer: int
     kind: BufferKind
@@ -91,6 +95,17 @@ class Buffer:
     pages: int
     fd: int
     offset: int = 0
+    page_rows: int = 0
+    page_stride: int = 0
+
+
+@dataclass(frozen=True)
+class Hybrid:
+    """What a request of a hybrid model needs beside its pages: see kvf_hybrid."""
+
+    window_pages: Sequence[int] = ()
+    window_first: int = 0
+    state_slot: Optional[int] = None
 
 
 @dataclass(frozen=True)
@@ -129,7 +144,13 @@ class Event:
 
 class _CBuffer(ctypes.Structure):
     _fields_ = [("layer", ctypes.c_uint32), ("kind", ctypes.c_uint32), ("row_bytes", ctypes.c_uint32),
-                ("pages", ctypes.c_uint64), ("fd", ctypes.c_int), ("offset", ctypes.c_uint64)]
+                ("pages", ctypes.c_uint64), ("fd", ctypes.c_int), ("offset", ctypes.c_uint64),
+                ("page_rows", ctypes.c_uint32), ("page_stride", ctypes.c_uint64)]
+
+
+class _CHybrid(ctypes.Structure):
+    _fields_ = [("window_pages", ctypes.POINTER(ctypes.c_uint32)), ("window_page_count", ctypes.c_size_t),
+                ("window_first", ctypes.c_uint64), ("has_state", ctypes.c_int), ("state_slot", ctypes.c_uint32)]
 
 
 class _CAuxField(ctypes.Structure):
@@ -149,14 +170,14 @@ class _CChunk(ctypes.Structure):
     _fields_ = [("struct_size", ctypes.c_uint32), ("room", ctypes.c_uint64),
                 ("pages", ctypes.POINTER(ctypes.c_uint32)), ("page_count", ctypes.c_size_t),
                 ("first_token", ctypes.c_uint64), ("token_count", ctypes.c_uint64), ("last", ctypes.c_int),
-                ("aux_slot", ctypes.c_int), ("ready_fd", ctypes.c_int)]
+                ("aux_slot", ctypes.c_int), ("ready_fd", ctypes.c_int), ("hybrid", _CHybrid)]
 
 
 class _CExpectation(ctypes.Structure):
     _fields_ = [("struct_size", ctypes.c_uint32), ("room", ctypes.c_uint64), ("bootstrap", ctypes.c_char_p),
                 ("pages", ctypes.POINTER(ctypes.c_uint32)), ("page_count", ctypes.c_size_t),
                 ("prefix", ctypes.c_uint64), ("token_count", ctypes.c_uint64), ("aux_slot", ctypes.c_int),
-                ("prefill_dp_rank", ctypes.c_int)]
+                ("prefill_dp_rank", ctypes.c_int), ("hybrid", _CHybrid)]
 
 
 class _CEvent(ctypes.Structure):
@@ -238,6 +259,16 @@ def _pages(pages: Iterable[int]):
     return ctypes.cast(address if count else None, ctypes.POINTER(ctypes.c_uint32)), count, owner
 
 
+def _hybrid(hybrid: Optional[Hybrid]):
+    """The C form, and the object that owns its pages."""
+    if hybrid is None:
+        return _CHybrid(), None
+    pointer, count, owner = _pages(hybrid.window_pages)
+    has_state = hybrid.state_slot is not None
+    return _CHybrid(pointer, count, _unsigned("window_first", hybrid.window_first, 64), int(has_state),
+                    _unsigned("state_slot", hybrid.state_slot if has_state else 0, 32)), owner
+
+
 class Engine:
     """One rank's connection to its daemon. Closing it (detach, `with`, or death) aborts what is alive."""
 
@@ -247,7 +278,8 @@ class Engine:
         buffers = (_CBuffer * len(pool.buffers))(*[
             _CBuffer(_unsigned("layer", b.layer, 32), _unsigned("kind", int(b.kind), 32),
                      _unsigned("row_bytes", b.row_bytes, 32), _unsigned("pages", b.pages, 64), b.fd,
-                     _unsigned("offset", b.offset, 64)) for b in pool.buffers])
+                     _unsigned("offset", b.offset, 64), _unsigned("page_rows", b.page_rows, 32),
+                     _unsigned("page_stride", b.page_stride, 64)) for b in pool.buffers])
         aux = (_CAuxField * len(pool.aux))(*[
             _CAuxField(_text("name", a.name), _unsigned("width", a.width, 32), _unsigned("slots", a.slots, 32),
                        a.fd, _unsigned("offset", a.offset, 64)) for a in pool.aux])
@@ -264,25 +296,29 @@ class Engine:
         self._handle = handle
 
     def send(self, room: int, pages: Iterable[int], *, first_token: int, token_count: int, last: bool = False,
-             aux_slot: Optional[int] = None, ready_fd: Optional[int] = None) -> None:
+             aux_slot: Optional[int] = None, ready_fd: Optional[int] = None,
+             hybrid: Optional[Hybrid] = None) -> None:
         """Prefill: these tokens lie in these pages, which now belong to the daemon until the final event."""
         pointer, count, owner = _pages(pages)
+        extra, extra_owner = _hybrid(hybrid)
         chunk = _CChunk(ctypes.sizeof(_CChunk), _unsigned("room", room, 64), pointer, count,
                         _unsigned("first_token", first_token, 64), _unsigned("token_count", token_count, 64),
-                        int(bool(last)), _slot("aux_slot", aux_slot), _slot("ready_fd", ready_fd))
+                        int(bool(last)), _slot("aux_slot", aux_slot), _slot("ready_fd", ready_fd), extra)
         self._check(self._lib.kvf_send(self._live(), ctypes.byref(chunk)))
-        del owner
+        del owner, extra_owner
 
     def expect(self, room: int, bootstrap: str, pages: Iterable[int], *, token_count: int, prefix: int = 0,
-               aux_slot: Optional[int] = None, prefill_dp_rank: Optional[int] = None) -> None:
+               aux_slot: Optional[int] = None, prefill_dp_rank: Optional[int] = None,
+               hybrid: Optional[Hybrid] = None) -> None:
         """Decode: tokens [prefix, token_count) of the room are to land in these pages."""
         pointer, count, owner = _pages(pages)
+        extra, extra_owner = _hybrid(hybrid)
         expectation = _CExpectation(ctypes.sizeof(_CExpectation), _unsigned("room", room, 64),
                                     _text("bootstrap", bootstrap), pointer, count,
                                     _unsigned("prefix", prefix, 64), _unsigned("token_count", token_count, 64),
-                                    _slot("aux_slot", aux_slot), _slot("prefill_dp_rank", prefill_dp_rank))
+                                    _slot("aux_slot", aux_slot), _slot("prefill_dp_rank", prefill_dp_rank), extra)
         self._check(self._lib.kvf_expect(self._live(), ctypes.byref(expectation)))
-        del owner
+        del owner, extra_owner
 
     def abort(self, room: int, reason: str = "") -> None:
         """Asks for the end of the room; its final event follows."""

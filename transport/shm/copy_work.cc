@@ -44,7 +44,7 @@ Result<void> check_pair(const BufferPair& pair, std::uint64_t rows, const Pool& 
         Code::kInvalid,
         "pages beyond the pool of decode rank {}: {} pages needed, limit {} (buffer {}); grant pages below "
         "the limit",
-        layout.rank, (rows - 1) / layout.page_size + 1, shape.pages, pair.dst_buffer);
+        layout.rank, (rows - 1) / shape.pitch_of(layout.page_size) + 1, shape.pages, pair.dst_buffer);
   }
   return {};
 }

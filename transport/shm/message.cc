@@ -108,8 +108,9 @@ Result<Epoch> epoch_in(const Json& object) {
 Json buffers_json(const PoolLayout& layout) {
   Json list = Json::array();
   for (const BufferPlace& place : layout.buffers) {
-    list.push_back(Json::array({place.shape.layer, to_string(place.shape.kind), place.shape.row_bytes,
-                                place.shape.pages, place.fd, place.offset}));
+    list.push_back(Json::array(
+        {place.shape.layer, to_string(place.shape.kind), place.shape.row_bytes, place.shape.pages, place.fd,
+         place.offset, place.shape.rows_of_page(layout.page_size), place.shape.pitch_of(layout.page_size)}));
   }
   return list;
 }
@@ -123,8 +124,9 @@ Json aux_json(const PoolLayout& layout) {
 }
 
 Result<BufferPlace> parse_buffer(const Json& entry) {
-  if (!entry.is_array() || entry.size() != 6) {
-    return fail(Code::kProtocol, "shm pool buffer: [layer, kind, row_bytes, pages, fd, offset] is needed");
+  if (!entry.is_array() || entry.size() != 8) {
+    return fail(Code::kProtocol,
+                "shm pool buffer: [layer, kind, row_bytes, pages, fd, offset, page_rows, pitch] is needed");
   }
   BufferPlace place;
   KVF_TRY(const std::uint64_t layer, number(entry[0], "layer", kU32Max));
@@ -133,16 +135,18 @@ Result<BufferPlace> parse_buffer(const Json& entry) {
   KVF_TRY(place.shape.pages, number(entry[3], "pages", kU64Max));
   KVF_TRY(const std::uint64_t fd, number(entry[4], "fd", kDescriptorsMax - 1));
   KVF_TRY(place.offset, number(entry[5], "offset", kU64Max));
+  KVF_TRY(const std::uint64_t page_rows, number(entry[6], "page_rows", kU32Max));
+  KVF_TRY(const std::uint64_t pitch, number(entry[7], "pitch", kU32Max));
+  place.shape.page_rows = static_cast<std::uint32_t>(page_rows);
+  place.shape.pitch = static_cast<std::uint32_t>(pitch);
   place.shape.layer = static_cast<std::uint32_t>(layer);
   place.shape.row_bytes = static_cast<std::uint32_t>(row_bytes);
   place.fd = static_cast<std::uint32_t>(fd);
-  for (const BufferKind known : {BufferKind::kKey, BufferKind::kValue, BufferKind::kLatent}) {
-    if (kind == to_string(known)) {
-      place.shape.kind = known;
-      return place;
-    }
+  if (auto known = parse_buffer_kind(kind); known) {
+    place.shape.kind = *known;
+    return place;
   }
-  return fail(Code::kProtocol, "shm pool buffer: kind '{}' is none of key, value, latent", kind);
+  return fail(Code::kProtocol, "shm pool buffer: kind '{}' is unknown", kind);
 }
 
 Result<AuxField> parse_aux(const Json& entry) {

@@ -219,12 +219,6 @@ std::vector<Case> buffer_cases() {
       {"state_components",
        [=] { return with(base(), [](auto& p) { p.prefill.state_components = {"swa"}; }); },
        {"prefill swa, decode none"}},
-      {"state_tp",
-       [=] {
-         return with(mha("tp=1", "tp=4"),
-                     [](auto& p) { p.prefill.state_components = p.decode.state_components = {"swa"}; });
-       },
-       {"state component swa", "prefill TP 1, decode TP 4"}},
       {"layout",
        [=] {
          return with(mha("tp=2,pp=2", "tp=2"), [](auto& p) {
@@ -393,17 +387,6 @@ TEST_CASE("item lengths are compared per head, so unequal TP compares what moves
   }
   CHECK_THAT(samples::find(evaluate(pair.prefill, pair.decode), "item_len").message,
              Contains("entry 6 (layer 2 value)") && Contains("256 bytes at prefill and 512 at decode"));
-}
-
-TEST_CASE("a replicated state moves between TP sizes where a state cut by head does not") {
-  samples::Pair pair = mla("tp=4", "tp=2");
-  pair.prefill.state_components = pair.decode.state_components = {"dsa"};
-  CHECK(judged(pair) == Rules{});
-  pair.prefill.state_components = pair.decode.state_components = {"dsa", "mamba"};
-  CHECK(judged(pair) == Rules{"state_tp"});
-  pair = mha("tp=2", "tp=2");
-  pair.prefill.state_components = pair.decode.state_components = {"swa", "mamba"};
-  CHECK(judged(pair) == Rules{});
 }
 
 TEST_CASE("equal hashes settle different model names, and unknown identities are not compared") {

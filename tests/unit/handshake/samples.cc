@@ -174,7 +174,7 @@ Descriptor random_descriptor(std::mt19937_64& random) {
   out.host_id = dice.text(0);
   out.model = {dice.text(0), dice.text(0), dice.text(0)};
   out.geometry = random_geometry(dice);
-  out.page_size = dice.number32(1, 1U << 20);
+  out.page_size = dice.number32(1, 1U << 16);
   out.topology = {dice.number32(1, 16),
                   dice.number32(1, 16),
                   dice.number32(1, 16),

@@ -338,11 +338,11 @@ TEST_CASE("pools that do not fit their topology or each other are refused by lay
   CHECK_THAT(refusal(bad, good_dst), Contains("layer 15 value: the prefill pool has no such buffer"));
   bad = good_dst;
   bad.buffers[5].row_bytes /= 2;
-  CHECK_THAT(refusal(good_src, bad), Contains("layer 5 key: bytes per head differ") &&
-                                         Contains("prefill has 256") && Contains("decode has 128"));
+  CHECK_THAT(refusal(good_src, bad), Contains("layer 5 key") && Contains("prefill has row_bytes 1024 and needs 1024 (4 heads)") &&
+                                         Contains("decode has row_bytes 512 and needs 1024"));
   bad = good_dst;
   bad.buffers[5].row_bytes -= 1;
-  CHECK_THAT(refusal(good_src, bad), Contains("row_bytes 1023 does not hold 4 heads of 256 bytes"));
+  CHECK_THAT(refusal(good_src, bad), Contains("decode has row_bytes 1023 and needs 1024 (4 heads)"));
   bad.buffers[5].row_bytes = 0;
   CHECK_THAT(refusal(good_src, bad), Contains("row_bytes 0"));
   bad = good_src;

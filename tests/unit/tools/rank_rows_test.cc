@@ -52,7 +52,7 @@ Side make_side(const ModelGeometry& model, const Topology& topology, RankIndex r
 // Filled as a landing would leave it: guard everywhere, then the room's rows.
 void land(Side& side, const RoomRows& rows) {
   for (std::uint32_t i = 0; i < side.memory.size(); ++i) {
-    side.rows.fill_guard(side.memory[i], i, side.pages);
+    side.rows.fill_guard(side.memory[i], i, rows);
     side.rows.fill(side.memory[i], i, rows, {rows.first, rows.end});
   }
 }
@@ -195,7 +195,7 @@ TEST_CASE("filling chunk by chunk gives the same bytes as filling at once") {
   Side side = make_side(model, *topology, 1, 8, 37, random);
   const RoomRows rows{.room = 5, .first = 8, .end = 37, .pages = side.pages};
   for (std::uint32_t i = 0; i < side.memory.size(); ++i) {
-    side.rows.fill_guard(side.memory[i], i, side.pages);
+    side.rows.fill_guard(side.memory[i], i, rows);
     for (std::uint64_t begin = 8; begin < 37; begin += 8) {
       side.rows.fill(side.memory[i], i, rows, {begin, std::min<std::uint64_t>(begin + 8, 37)});
     }

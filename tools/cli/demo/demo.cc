@@ -35,7 +35,7 @@ std::uint64_t wanted_tokens(const DemoOptions& options, const std::vector<TraceR
 }
 
 std::uint64_t memcpy_page(const DemoLayout& layout) {
-  return std::uint64_t{layout.page_size} *
+  return std::uint64_t{layout.prefill_page_size} *
          rank_buffers(layout.model, layout.prefill, layout.prefill.coord(0), 1).front().row_bytes;
 }
 
@@ -57,10 +57,19 @@ void print_setup(const DemoOptions& options, const DemoLayout& layout,
   for (const TraceRequest& request : trace) {
     longest = std::max(longest, request.input_tokens);
   }
-  fmt::print("model    {} ({}, {} KV layers, {}), prefill {} to decode {}, pages of {} tokens, fabric {}\n",
-             layout.model.name, to_string(layout.model.attention), layout.model.kv_layers.size(),
-             to_string(layout.model.dtype), to_string(layout.prefill), to_string(layout.decode),
-             layout.page_size, options.fabric);
+  const ModelGeometry& model = layout.model;
+  std::string layers = fmt::format("{} full", model.kv_layers.size());
+  for (const auto& [name, count] : {std::pair{"sliding", model.sliding_layers.size()},
+                                    {"linear", model.state_layers.size()},
+                                    {"draft", std::size_t{model.draft_layers}}}) {
+    layers += count > 0 ? fmt::format(", {} {}", count, name) : "";
+  }
+  const std::string pages = layout.prefill_page_size == layout.decode_page_size
+                                ? fmt::format("{}", layout.prefill_page_size)
+                                : fmt::format("{} to {}", layout.prefill_page_size, layout.decode_page_size);
+  fmt::print("model    {} ({}, {}; layers: {}), prefill {} to decode {}, pages of {} tokens, fabric {}\n",
+             model.name, to_string(model.attention), to_string(model.dtype), layers,
+             to_string(layout.prefill), to_string(layout.decode), pages, options.fabric);
   fmt::print("trace    {}: {} requests, longest {} tokens, seed {}, {} rooms at once, chunks of {} tokens\n",
              options.trace.empty() ? "generated" : options.trace, trace.size(), longest, options.seed,
              options.concurrency, options.chunk_tokens);

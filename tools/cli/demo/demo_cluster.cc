@@ -96,7 +96,8 @@ Result<void> DemoCluster::write_config(Side side) const {
   const std::string name(side_name(side));
   nlohmann::json config{{"instance", "demo-" + name},
                         {"model", options_.model},
-                        {"page_size", options_.page_size},
+                        {"page_size", layout_.page_size(side)},
+                        {"draft_layers", options_.draft_layers},
                         {"topology", topology_json(layout_.topology(side))},
                         {"engine_socket", {{"path", (directory_ / (name + ".sock")).string()}}},
                         {"metrics", {{"listen", "127.0.0.1:0"}}}};
@@ -188,7 +189,11 @@ Result<void> DemoCluster::start_engine(Side side) {
                                      "--topology",
                                      to_string(layout_.topology(side)),
                                      "--page-size",
-                                     std::to_string(options_.page_size),
+                                     std::to_string(layout_.page_size(side)),
+                                     "--draft-layers",
+                                     std::to_string(options_.draft_layers),
+                                     "--rooms",
+                                     std::to_string(layout_.rooms),
                                      "--pages",
                                      std::to_string(pools_.pages(side)),
                                      "--aux-slots",

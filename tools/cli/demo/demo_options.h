@@ -26,6 +26,8 @@ struct DemoOptions {
   std::uint64_t requests = 40;
   std::uint64_t seed = 1;
   std::uint32_t page_size = 64;
+  std::uint32_t decode_page_size = 0;  // 0: page_size
+  std::uint32_t draft_layers = 0;
   std::uint32_t concurrency = 4;
   std::uint64_t chunk_tokens = 8192;
   double memory_gib = 0;  // 0: 65 % of what is available
@@ -43,11 +45,16 @@ struct DemoLayout {
   ModelGeometry model;
   Topology prefill;
   Topology decode;
-  std::uint32_t page_size = 64;
+  std::uint32_t prefill_page_size = 64;
+  std::uint32_t decode_page_size = 64;
+  std::uint32_t rooms = 1;  // window pages and state slots of each rank are for so many
 
+  std::uint32_t page_size(Side side) const {
+    return side == Side::kPrefill ? prefill_page_size : decode_page_size;
+  }
   const Topology& topology(Side side) const { return side == Side::kPrefill ? prefill : decode; }
   /// Tokens of one page of a side, all DCP ranks together.
-  std::uint64_t virtual_page(Side side) const { return std::uint64_t{page_size} * topology(side).dcp; }
+  std::uint64_t virtual_page(Side side) const { return std::uint64_t{page_size(side)} * topology(side).dcp; }
   /// A multiple of both virtual pages: prefixes and chunks are multiples of it.
   std::uint64_t unit_tokens() const;
   std::uint64_t pages_for(Side side, std::uint64_t fresh_tokens) const;

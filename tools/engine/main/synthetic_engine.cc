@@ -19,6 +19,7 @@ struct Arguments {
   std::string dtype;
   std::string topology = "tp=1";
   std::string ranks;
+  std::uint32_t draft_layers = 0;
   RankOptions rank;
 };
 
@@ -62,6 +63,7 @@ Result<void> run(Arguments arguments) {
   if (!arguments.dtype.empty()) {
     KVF_TRY(rank.model.dtype, parse_dtype(arguments.dtype));
   }
+  rank.model.draft_layers = arguments.draft_layers;
   KVF_TRY(rank.topology, parse_topology(arguments.topology));
   KVF_TRY_VOID(validate(rank.topology, rank.model));
   EngineLoop::Options options;
@@ -93,6 +95,10 @@ int main(int argc, char** argv) {
   app.add_option("--pages", arguments.rank.pages, "pages of each rank")
       ->required()
       ->check(CLI::Range(1u, 1u << 30));
+  app.add_option("--draft-layers", arguments.draft_layers, "layers of the draft model")
+      ->check(CLI::Range(0u, 64u));
+  app.add_option("--rooms", arguments.rank.rooms, "requests alive at once: window pages and state slots")
+      ->check(CLI::Range(1u, 65536u));
   app.add_option("--aux-slots", arguments.rank.aux_slots, "aux rows of each rank")
       ->check(CLI::Range(1u, 65536u));
   app.add_option("--seed", arguments.rank.seed, "of page order and corruption");
