@@ -169,6 +169,22 @@ def configs(build):
         need(done.returncode == 2 and "insecure" in done.stderr, "an open listener needs insecure: true", done.stderr)
 
 
+def plans(build):
+    """The plan command needs nothing but its options, and its exit status says what became of them."""
+    def run(*options, expect):
+        done = subprocess.run([str(build / "tools/kvferry"), "plan", *options], capture_output=True, text=True)
+        need(done.returncode == expect, f"{options}: exit status {done.returncode}, expected {expect}", done.stdout + done.stderr)
+        return done
+
+    layouts = ("--prefill", "tp=1", "--decode", "tp=8,dcp=8", "--page-size", "128", "--tokens", "67137")
+    plan = json.loads(run(*layouts, "--json", expect=0).stdout)
+    need(plan["prefill"]["pages"] == 525 and plan["decode"]["pages"] == 66, "pages of the plan", plan)
+    need("needed 66, given 65" in run(*layouts, "--decode-pages", "65", expect=1).stdout, "too few pages are not named")
+    need("--room" in run("--room", "0", expect=2).stderr, "--room 0 is not named")
+    need("--no-such-option" in run("--no-such-option", expect=2).stderr, "an unknown option is not named")
+    run("--help", expect=0)
+
+
 CASES = {
     "shm": transfer("shm"),
     "tcp": transfer("tcp"),
@@ -188,6 +204,7 @@ CASES = {
     "sglang routes": routes,
     "metrics": metrics,
     "configurations": configs,
+    "plans": plans,
 }
 
 

@@ -7,5 +7,6 @@
 namespace kvferry {
 
 void add_demo_command(CLI::App& app, int& exit_status);
+void add_plan_command(CLI::App& app, int& exit_status);
 
 }  // namespace kvferry

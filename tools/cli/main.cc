@@ -5,6 +5,10 @@
 
 #include "tools/cli/commands.h"
 
+namespace {
+constexpr int kWrongUsage = 2;
+}
+
 int main(int argc, char** argv) {
   try {
     CLI::App app{"KVFerry: moves KV caches between different parallel layouts"};
@@ -12,7 +16,12 @@ int main(int argc, char** argv) {
     app.require_subcommand(1);
     int exit_status = 0;
     kvferry::add_demo_command(app, exit_status);
-    CLI11_PARSE(app, argc, argv);
+    kvferry::add_plan_command(app, exit_status);
+    try {
+      app.parse(argc, argv);
+    } catch (const CLI::ParseError& error) {
+      return app.exit(error) == 0 ? 0 : kWrongUsage;
+    }
     return exit_status;
   } catch (const std::exception& error) {
     std::fprintf(stderr, "kvferry: %s\n", error.what());

@@ -5,12 +5,6 @@
 #include "common/base/check.h"
 
 namespace kvferry::ucx {
-namespace {
-
-// A piece of this size costs less as a put of its own than as a copy into staging.
-constexpr std::uint64_t kDirectBytesMin = 16u << 10;
-
-}  // namespace
 
 ChunkJob block_part(const ChunkJob& job) {
   ChunkJob rest = job;

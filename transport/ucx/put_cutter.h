@@ -13,6 +13,7 @@
 
 #include "common/base/result.h"
 #include "transport/fabric.h"
+#include "transport/ucx/put_limits.h"
 #include "transport/ucx/wire.h"
 
 namespace kvferry::ucx {
@@ -22,11 +23,6 @@ struct PutSegment {
   std::uint32_t region = 0;  // of the remote pool
   std::uint64_t bytes = 0;
   std::vector<std::span<const std::byte>> spans;  // more than one: pack
-};
-
-struct PutLimits {
-  std::uint64_t slot_bytes = 0;           // most that can be packed
-  std::uint64_t put_bytes_max = 1 << 20;  // of a direct put
 };
 
 /// True when the pair's slices fill whole destination rows.

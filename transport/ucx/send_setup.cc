@@ -41,8 +41,11 @@ UcxSendStats UcxSendFabric::stats() const {
 }
 
 Result<void> UcxSendFabric::Core::start() {
-  cut_limits_.payload_bytes_max = ucx::payload_max(options_);
-  cut_limits_.spans_max = options_.transports == UcxTransports::kTcp ? kTcpSpans : kShmSpans;
+  cut_limits_ = ucx::kPutModeBlocks;
+  if (options_.transports != UcxTransports::kRdma) {
+    cut_limits_.payload_bytes_max = ucx::payload_max(options_);
+    cut_limits_.spans_max = options_.transports == UcxTransports::kTcp ? kTcpSpans : kShmSpans;
+  }
   ucx::Progress::Hooks hooks;
   hooks.on_message = [this](std::uint32_t id, const Message& message) { on_message(id, message); };
   hooks.pump = [this] { pump(); };

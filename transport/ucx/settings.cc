@@ -1,5 +1,7 @@
 #include "transport/ucx/settings.h"
 
+#include "transport/ucx/put_limits.h"
+
 namespace kvferry::ucx {
 namespace {
 
@@ -84,7 +86,7 @@ std::uint32_t payload_max(const UcxOptions& options) {
     case UcxTransports::kTcp:
       return kTcpSegment - kSegmentReserve;
     case UcxTransports::kRdma:
-      return 4096;  // notices and aux rows only: the KV bytes go by puts
+      return static_cast<std::uint32_t>(kPutModeBlocks.payload_bytes_max);
   }
   return 0;
 }

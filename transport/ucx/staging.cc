@@ -6,21 +6,18 @@
 #include "common/base/check.h"
 
 namespace kvferry::ucx {
-namespace {
-constexpr std::size_t kAlignment = 4096;
-}
 
 Result<std::unique_ptr<Staging>> Staging::make(const Progress& progress, std::uint32_t bytes) {
   std::unique_ptr<Staging> staging(new Staging());
-  staging->slot_bytes_ = bytes / kSlots / kAlignment * kAlignment;
-  const std::size_t total = staging->slot_bytes_ * kSlots;
-  staging->memory_.reset(static_cast<std::byte*>(std::aligned_alloc(kAlignment, total)));
+  staging->slot_bytes_ = staging_slot_bytes(bytes);
+  const std::size_t total = staging->slot_bytes_ * kStagingSlots;
+  staging->memory_.reset(static_cast<std::byte*>(std::aligned_alloc(kStagingAlignment, total)));
   if (!staging->memory_) {
     return fail(Code::kExhausted, "ucx: no memory for {} bytes of staging", total);
   }
   std::memset(staging->memory_.get(), 0, total);
   KVF_TRY(staging->registration_, Registration::map(progress, {staging->memory_.get(), total}));
-  for (int i = 0; i < static_cast<int>(kSlots); ++i) {
+  for (int i = 0; i < static_cast<int>(kStagingSlots); ++i) {
     staging->free_.push_back(i);
   }
   return staging;
@@ -36,7 +33,7 @@ int Staging::take() {
 }
 
 void Staging::release(int slot) {
-  KVF_CHECK(free_.size() < kSlots);
+  KVF_CHECK(free_.size() < kStagingSlots);
   free_.push_back(slot);
 }
 

@@ -11,13 +11,12 @@
 
 #include "common/base/result.h"
 #include "transport/ucx/memory.h"
+#include "transport/ucx/put_limits.h"
 
 namespace kvferry::ucx {
 
 class Staging {
  public:
-  static constexpr std::uint32_t kSlots = 4;
-
   static Result<std::unique_ptr<Staging>> make(const Progress& progress, std::uint32_t bytes);
 
   std::uint64_t slot_bytes() const { return slot_bytes_; }
