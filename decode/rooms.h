@@ -138,7 +138,7 @@ class Rooms {
     ServiceId service = 0;
     GrantKey key;
     std::shared_ptr<const std::vector<std::uint32_t>> pages;
-    HybridRows hybrid;
+    HybridRows hybrid = {};
     std::uint64_t prefix = 0;
     std::uint64_t tokens = 0;
     int aux_slot = -1;

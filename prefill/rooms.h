@@ -126,7 +126,7 @@ class Rooms {
     bool ready = true;
     std::uint32_t read_by = 0;  // destinations that need it no longer
     bool reported = false;
-    HybridRows hybrid;  // of the last chunk
+    HybridRows hybrid = {};  // of the last chunk
   };
   struct Destination {
     PeerId peer = 0;
@@ -136,7 +136,7 @@ class Rooms {
     std::uint64_t tokens = 0;
     bool has_aux = false;
     std::uint32_t aux_slot = 0;
-    HybridRows hybrid;
+    HybridRows hybrid = {};
     std::shared_ptr<const std::vector<PairLayout>> layouts;  // set with the first chunk
     std::shared_ptr<const message::RankUp> remote;           // likewise
     bool sends = false;

@@ -44,7 +44,7 @@ struct Grant {  // decode rank's destination for one room; valid until Stop or L
   std::uint64_t tokens = 0;
   bool has_aux = false;
   std::uint32_t aux_slot = 0;
-  HybridRows hybrid;
+  HybridRows hybrid = {};
 };
 struct Stop {  // the room ended at decode without landing; answer with TransferDrained for every target
   GrantKey key;

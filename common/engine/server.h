@@ -35,7 +35,7 @@ struct EngineChunk {
   bool last = false;
   int aux_slot = -1;
   UniqueFd ready;     // invalid: ready now
-  HybridRows hybrid;  // with last
+  HybridRows hybrid = {};  // with last
 };
 
 struct EngineExpectation {
@@ -46,7 +46,7 @@ struct EngineExpectation {
   std::uint64_t token_count = 0;
   int aux_slot = -1;
   int prefill_dp_rank = -1;
-  HybridRows hybrid;
+  HybridRows hybrid = {};
 };
 
 enum class EngineEventType : std::uint8_t {

@@ -57,7 +57,7 @@ struct Send {
   std::uint64_t token_count = 0;
   bool last = false;
   int aux_slot = -1;
-  HybridRows hybrid;
+  HybridRows hybrid = {};
 };
 struct Expect {
   Room room = 0;
@@ -67,7 +67,7 @@ struct Expect {
   std::uint64_t token_count = 0;
   int aux_slot = -1;
   int prefill_dp_rank = -1;
-  HybridRows hybrid;
+  HybridRows hybrid = {};
 };
 struct Abort {
   Room room = 0;

@@ -26,6 +26,8 @@ void add_layout_options(CLI::App& command, PlanOptions& options) {
       ->capture_default_str();
   command.add_option("--prefill-page-size", options.prefill_page_size, "of prefill only")->check(page_sizes);
   command.add_option("--decode-page-size", options.decode_page_size, "of decode only")->check(page_sizes);
+  command.add_option("--draft-layers", options.draft_layers, "layers of a draft model whose KV moves too")
+      ->check(CLI::Range(0u, 64u));
 }
 
 void add_request_options(CLI::App& command, PlanOptions& options) {

@@ -52,9 +52,7 @@ void note_holders(const PlanRequest& request, const Meeting& meeting, const Plan
                    {}};
   TokenHolder into{
       meeting.decode, meeting.layers, meeting.heads, place_of(request.decode, plan.runs.front().dst_row), {}};
-  const std::vector<BufferShape> buffers =
-      rank_buffers(request.model, request.prefill.topology, request.prefill.topology.coord(meeting.prefill),
-                   request.prefill.pool_pages());
+  const std::vector<BufferShape> buffers = planned_buffers(request.model, request.prefill, meeting.prefill);
   for (const BufferPair& pair : plan.pairs) {
     const BufferKind kind = buffers[pair.src_buffer].kind;
     // Layers of one kind are alike.
@@ -91,10 +89,11 @@ Result<Explanation> explain(const PlanRequest& request, std::uint64_t token) {
       if (!pairing.target) {
         continue;
       }
-      KVF_TRY(const Plan plan, plan_pair(request, src, dst, {token, token + 1}));
-      if (plan.rows == 0) {
-        continue;  // another CP rank's share
+      KVF_TRY(const std::vector<PartPlan> parts, plan_pair(request, src, dst, {token, token + 1}));
+      if (parts.empty() || parts.front().space != RowSpace::kTokens) {
+        continue;  // another CP rank's share, or a layer that keeps no row of this token
       }
+      const Plan& plan = parts.front().plan;
       const Meeting meeting{src, dst, intersect(from.layers, into.layers), intersect(from.heads, into.heads)};
       note_holders(request, meeting, plan, prefill, decode);
       TokenElection& election = elections[{dst, meeting.layers, meeting.heads}];

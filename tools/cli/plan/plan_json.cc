@@ -53,8 +53,11 @@ json runs_json(const PairRuns& pair) {
                     {"dst_step", line.run.dst_step},
                     {"dst_index", line.run.dst_index}});
   }
-  return {
-      {"prefill", pair.prefill}, {"decode", pair.decode}, {"total", pair.total}, {"runs", std::move(runs)}};
+  return {{"prefill", pair.prefill},
+          {"decode", pair.decode},
+          {"part", to_string(pair.part)},
+          {"total", pair.total},
+          {"runs", std::move(runs)}};
 }
 
 json holders_json(const std::vector<TokenHolder>& holders) {

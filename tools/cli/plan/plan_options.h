@@ -34,6 +34,7 @@ struct PlanOptions {
   std::uint32_t page_size = 64;
   std::uint32_t prefill_page_size = 0;  // 0: page_size
   std::uint32_t decode_page_size = 0;
+  std::uint32_t draft_layers = 0;
   std::uint64_t tokens = 65536;
   std::uint64_t prefix = 0;
   Room room = 1;

@@ -18,7 +18,7 @@ using RankPair = std::pair<RankIndex, RankIndex>;  // prefill, decode
 /// Who sends to whom for this room, ascending.
 std::vector<RankPair> sending_pairs(const PlanRequest& request) {
   std::vector<RankPair> pairs;
-  if (request.prefix == request.tokens) {
+  if (request.prefix == request.tokens && request.model.state_layers.empty()) {
     return pairs;
   }
   const PlannedSide& decode = request.decode;
@@ -124,12 +124,17 @@ void add(PlanFigures& sum, const PlanFigures& part) {
   sum.seconds += part.seconds;
 }
 
-PairRuns runs_of(const PlanRequest& request, const RankPair& pair, const Plan& plan, std::uint64_t limit) {
-  PairRuns out{pair.first, pair.second, plan.runs.size(), {}};
+PairRuns runs_of(const PlanRequest& request, const RankPair& pair, const PartPlan& part,
+                 std::uint64_t limit) {
+  const Plan& plan = part.plan;
+  PairRuns out{pair.first, pair.second, part.space, plan.runs.size(), {}};
   const PlannedSide& decode = request.decode;
-  const TokenClass owned =
-      ownership(decode.topology, request.model, decode.topology.coord(pair.second)).tokens;
-  const std::uint64_t origin = owned.owned_before(decode.first_token);
+  TokenClass owned;  // of drafts and state: every row
+  std::uint64_t origin = part.space == RowSpace::kDraft ? decode.first_token : 0;
+  if (part.space == RowSpace::kTokens || part.space == RowSpace::kWindow) {
+    owned = ownership(decode.topology, request.model, decode.topology.coord(pair.second)).tokens;
+    origin = owned.owned_before(part.space == RowSpace::kWindow ? decode.window_first : decode.first_token);
+  }
   for (const RowRun& run : plan.runs) {
     if (limit != 0 && out.shown.size() == limit) {
       break;
@@ -179,19 +184,25 @@ void plan_all(const PlanOptions& options, PlanReport& report) {
   Hash64 hash;
   hash.add("kvferry plan 1");
   for (const RankPair& pair : sending_pairs(request)) {
-    const auto plan = plan_pair(request, pair.first, pair.second, {request.prefix, request.tokens});
-    if (!plan) {
-      refusals.add(pair, plan.error());
+    const auto parts = plan_pair(request, pair.first, pair.second, {request.prefix, request.tokens});
+    if (!parts) {
+      refusals.add(pair, parts.error());
       continue;
     }
-    if (plan->rows == 0 || !refusals.empty()) {
-      continue;
+    PairReport figures{pair.first, pair.second, 0, {}};
+    for (const PartPlan& part : *parts) {
+      if (!part.elected || !refusals.empty()) {
+        continue;
+      }
+      add_plan(hash, pair, part.plan);
+      figures.buffers += static_cast<std::uint32_t>(part.plan.pairs.size());
+      add(figures.figures, figures_of(part.plan, request));
+      if (options.pages) {
+        report.runs.push_back(runs_of(request, pair, part, options.limit));
+      }
     }
-    add_plan(hash, pair, *plan);
-    report.pairs.push_back({pair.first, pair.second, static_cast<std::uint32_t>(plan->pairs.size()),
-                            figures_of(*plan, request)});
-    if (options.pages) {
-      report.runs.push_back(runs_of(request, pair, *plan, options.limit));
+    if (figures.buffers > 0) {
+      report.pairs.push_back(std::move(figures));
     }
   }
   report.hash = hash.value();

@@ -53,6 +53,7 @@ struct RunReport {
 struct PairRuns {
   RankIndex prefill = 0;
   RankIndex decode = 0;
+  RowSpace part = RowSpace::kTokens;  // kState: its one row is no token
   std::uint64_t total = 0;
   std::vector<RunReport> shown;  // the first ones, as many as the limit allows
 };

@@ -1,8 +1,11 @@
 #include "tools/cli/plan/plan_request.h"
 
+#include <algorithm>
+
 #include "common/base/narrow.h"
 #include "common/plan/plan.h"
 #include "common/topology/rank_map.h"
+#include "tools/cli/plan/pair_plan.h"
 
 namespace kvferry {
 namespace {
@@ -75,6 +78,19 @@ std::vector<std::uint32_t> page_list(std::uint64_t count, bool dense) {
   return pages;
 }
 
+/// The pages of the sliding window, from the one that its first token lies in.
+void add_window(PlannedSide& side, const PlanRequest& request) {
+  if (request.model.sliding_layers.empty()) {
+    return;
+  }
+  const std::uint64_t moved = request.tokens - request.prefix;
+  const std::uint64_t begin = request.tokens - std::min<std::uint64_t>(moved, request.model.sliding_window);
+  side.window_first = begin - begin % side.virtual_page();
+  const std::uint64_t pages =
+      (request.tokens - side.window_first + side.virtual_page() - 1) / side.virtual_page();
+  side.window_pages = page_list(pages, request.dense);
+}
+
 /// What a daemon of this side says of itself in the handshake.
 Descriptor describe(Role role, const ModelGeometry& model, const PlannedSide& side) {
   Descriptor out;
@@ -91,9 +107,10 @@ Descriptor describe(Role role, const ModelGeometry& model, const PlannedSide& si
   if (validate(side.topology, model)) {
     rank.index = side.first_rank();
     rank.coord = side.topology.coord(rank.index);
-    for (const BufferShape& shape : rank_buffers(model, side.topology, rank.coord, side.pool_pages())) {
-      rank.buffers.push_back(
-          {shape.layer, shape.kind, std::uint64_t{shape.row_bytes} * side.page_size, shape.pages});
+    for (const BufferShape& shape : planned_buffers(model, side, rank.index)) {
+      rank.buffers.push_back({shape.layer, shape.kind,
+                              std::uint64_t{shape.row_bytes} * shape.rows_of_page(side.page_size),
+                              shape.pages});
     }
   }
   out.ranks.push_back(std::move(rank));
@@ -119,6 +136,7 @@ Result<PlanRequest> read_request(const PlanOptions& options) {
   out.cost = options.cost;
   check_numbers(options, problems);
   out.model = problems.take("--model", load_geometry(options.model));
+  out.model.draft_layers = options.draft_layers;
   if (!options.dtype.empty()) {
     out.model.dtype = problems.take("--dtype", parse_dtype(options.dtype));
   }
@@ -143,6 +161,8 @@ Result<PlanRequest> read_request(const PlanOptions& options) {
   out.decode.first_token = out.prefix;
   out.prefill.pages = page_list(out.prefill.pages_for(out.tokens), out.dense);
   out.decode.pages = page_list(options.decode_pages.value_or(out.decode.pages_for(out.tokens)), out.dense);
+  add_window(out.prefill, out);
+  add_window(out.decode, out);
   return out;
 }
 

@@ -2,6 +2,7 @@
 // The request that is planned: both layouts, the pages of every rank, the tokens that move. Pages are made
 // up, because no engine is asked: every rank of a side has the same list.
 
+#include <algorithm>
 #include <cstdint>
 #include <string_view>
 #include <vector>
@@ -22,6 +23,8 @@ struct PlannedSide {
   std::uint32_t dp_rank = 0;
   std::uint64_t first_token = 0;     // pages[0] begins with it
   std::vector<std::uint32_t> pages;  // of every rank
+  std::uint64_t window_first = 0;    // window_pages[0] begins with it
+  std::vector<std::uint32_t> window_pages;
 
   /// Tokens that one page of all DCP ranks together covers.
   std::uint64_t virtual_page() const { return std::uint64_t{page_size} * topology.dcp; }
@@ -29,7 +32,11 @@ struct PlannedSide {
   std::uint64_t pages_for(std::uint64_t end) const {
     return (end - first_token + virtual_page() - 1) / virtual_page();
   }
-  std::uint64_t pool_pages() const { return pages.empty() ? 1 : std::uint64_t{pages.back()} + 1; }
+  std::uint64_t pool_pages() const {
+    std::uint32_t last = pages.empty() ? 0 : pages.back();
+    last = window_pages.empty() ? last : std::max(last, window_pages.back());
+    return std::uint64_t{last} + 1;
+  }
   /// Of the DP rank. The topology must be valid.
   std::uint32_t rank_count() const { return topology.rank_count() / topology.dp; }
   RankIndex first_rank() const { return dp_rank * rank_count(); }

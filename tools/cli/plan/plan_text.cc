@@ -143,8 +143,8 @@ std::string runs_text(const PlanReport& report, std::uint64_t limit) {
   const std::size_t shown = shown_of(report.runs.size(), limit);
   for (std::size_t i = 0; i < shown; ++i) {
     const PairRuns& pair = report.runs[i];
-    out += fmt::format("\nprefill rank {} to decode rank {}: {} runs, each for all buffers of the pair\n",
-                       pair.prefill, pair.decode, pair.total);
+    out += fmt::format("\nprefill rank {} to decode rank {}, {}: {} runs, each for all buffers of the pair\n",
+                       pair.prefill, pair.decode, to_string(pair.part), pair.total);
     out += fmt::format("  {:>17}  {:>8}  {:>6}  {:>12}  {:>6}  {:>12}  {:>6}  {:>11}\n", "tokens", "pieces",
                        "rows", "source row", "step", "dest. row", "step", "grant index");
     for (const RunReport& line : pair.shown) {
