@@ -194,6 +194,49 @@ bool is_compact(const Plan& plan) {
   return true;
 }
 
+/// Every row of `run` lies where its index into the granted pages says.
+bool index_is_right(const RowRun& run, std::span<const std::uint32_t> pages, std::uint64_t page_size) {
+  for (std::uint64_t piece = 0; piece < run.count; ++piece) {
+    for (std::uint64_t row = 0; row < run.rows; ++row) {
+      const std::uint64_t index = run.dst_index + piece * run.dst_step + row;
+      if (index / page_size >= pages.size() || pages[index / page_size] * page_size + index % page_size !=
+                                                   run.dst_row + piece * run.dst_step + row) {
+        return false;
+      }
+    }
+  }
+  return true;
+}
+
+bool runs_are_right(const PairLayout& layout, const ChunkRequest& chunk, const Plan& plan, std::string& why) {
+  const TokenClass& src = layout.src_tokens;
+  const TokenClass& dst = layout.dst_tokens;
+  if (src.same_tokens(dst) && !is_compact(plan)) {
+    why = "runs that continue each other were not merged";
+    return false;
+  }
+  const bool ascends = src.count == 1 || dst.count == 1 || src.interleave == dst.interleave;
+  for (std::size_t i = 0; i < plan.runs.size(); ++i) {
+    const RowRun& run = plan.runs[i];
+    if (run.rows == 0 || run.count == 0 || run.src_step < run.rows || run.dst_step < run.rows ||
+        (run.count == 1 && (run.src_step != run.rows || run.dst_step != run.rows))) {
+      why =
+          fmt::format("run {} is empty, overlaps itself, or is single and has other steps than its rows", i);
+      return false;
+    }
+    if (!index_is_right(run, chunk.dst_pages, layout.dst_page_size)) {
+      why = fmt::format("run {}: dst_index {} and dst_row {} are different rows", i, run.dst_index,
+                        run.dst_row);
+      return false;
+    }
+    if (ascends && i > 0 && run.dst_index <= plan.runs[i - 1].dst_index) {
+      why = fmt::format("run {}: dst_index {} does not ascend", i, run.dst_index);
+      return false;
+    }
+  }
+  return true;
+}
+
 /// All sources of one destination for one request, against the destination memory the oracle expects.
 class Transfer {
  public:
@@ -259,11 +302,7 @@ class Transfer {
         why = "chunk refused: " + plan.error().message;
         return false;
       }
-      if (layout.src_tokens.same_tokens(layout.dst_tokens) && !is_compact(*plan)) {
-        why = "runs that continue each other were not merged";
-        return false;
-      }
-      if (!written.apply(*plan, source.shape, view, why)) {
+      if (!runs_are_right(layout, chunk, *plan, why) || !written.apply(*plan, source.shape, view, why)) {
         return false;
       }
       ++tally_.chunks;

@@ -75,9 +75,9 @@ struct Tally {
 /// * decode_targets() and prefill_destinations() say the same, and pair_layout() elects the same sources;
 /// * ranks that are no targets share nothing with the destination;
 /// * after all sources, every byte of the destination's tokens was written once from the right coordinate,
-/// and no
-///   other byte was touched;
-/// * runs of equal token classes that continue each other are one;
+///   and no other byte was touched;
+/// * each run's dst_index names the row dst_row in the page list; runs ascend by it, but where both sides
+///   interleave in blocks of different size; runs that continue each other are one;
 /// * chunks that are broken on purpose are refused iff the oracle calls them illegal.
 bool transfer_is_right(Rng& rng, const World& world, const Request& request, const Route& route,
                        const Effort& effort, Tally& tally, std::string& why);
