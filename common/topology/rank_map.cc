@@ -24,12 +24,16 @@ RankPairing rank_pairing(const ModelGeometry& model, const Topology& prefill, co
       !src.tokens.meets(dst.tokens)) {
     return {};
   }
-  // The decode ranks that hold the same heads, whatever their tokens, are the ones to be dealt out.
-  const std::uint64_t holders_of_heads = std::uint64_t{dst.replicas} * decode.dcp;
-  const std::uint64_t holders = holders_of_heads * decode.cp;
-  const std::uint64_t holder = decode_coord.cp * holders_of_heads + decode_coord.tp % holders_of_heads;
-  const std::uint64_t first = holder * src.replicas / holders;
-  const std::uint64_t end = std::max(first + 1, (holder + 1) * src.replicas / holders);
+  // The decode ranks that need something of this source, in an order: stages change fastest, then DCP ranks.
+  const std::uint32_t first_stage = stage_of(decode, model.hidden_layers, src.layers.begin);
+  const std::uint64_t stages = stage_of(decode, model.hidden_layers, src.layers.end - 1) - first_stage + 1;
+  const std::uint64_t dcp_ranks = src.tokens.met_before(dst.tokens, dst.tokens.count);
+  const std::uint64_t needing = decode.cp * dst.replicas * dcp_ranks * stages;
+  std::uint64_t place = std::uint64_t{decode_coord.cp} * dst.replicas + dst.replica;
+  place = place * dcp_ranks + src.tokens.met_before(dst.tokens, dst.tokens.rank);
+  place = place * stages + (decode_coord.pp - first_stage);
+  const std::uint64_t first = place * src.replicas / needing;
+  const std::uint64_t end = std::max(first + 1, (place + 1) * src.replicas / needing);
   RankPairing pairing;
   pairing.target = src.replica >= first && src.replica < end;
   pairing.replica = static_cast<std::uint32_t>(src.replica - first);
