@@ -330,6 +330,25 @@ class Transfer {
   std::vector<std::uint32_t> dst_pages_;
 };
 
+/// Nobody is named twice, only targets send, as many answer as send, and the aux row has one sender: the
+/// lowest source of the last stage.
+bool targets_are_sound(const World& world, const DecodeTargets& targets) {
+  const auto ascend = [](const std::vector<RankIndex>& ranks) {
+    return std::adjacent_find(ranks.begin(), ranks.end(), std::greater_equal<>()) == ranks.end();
+  };
+  if (targets.sources.empty() || !ascend(targets.targets) || !ascend(targets.sources) ||
+      !std::includes(targets.targets.begin(), targets.targets.end(), targets.sources.begin(),
+                     targets.sources.end()) ||
+      targets.required_prefill_response_num != targets.sources.size()) {
+    return false;
+  }
+  const auto stage = [&world](RankIndex rank) { return world.prefill.coord(rank).pp; };
+  return targets.aux_source ==
+         *std::max_element(targets.sources.begin(), targets.sources.end(),
+                           [&stage](RankIndex a, RankIndex b) { return stage(a) < stage(b); });
+}
+
+/// prefill_destinations() names the destination for exactly the ranks that decode_targets() names.
 bool targets_are_inverse(const World& world, const DecodeTargets& targets, const Route& route) {
   const RankIndex ranks = world.prefill.rank_count() / world.prefill.dp;
   const std::uint32_t decode_dp = world.decode.coord(route.decode_rank).dp;
@@ -339,7 +358,8 @@ bool targets_are_inverse(const World& world, const DecodeTargets& targets, const
         std::find(targets.targets.begin(), targets.targets.end(), rank) != targets.targets.end();
     const bool backward =
         std::find(destinations.begin(), destinations.end(), route.decode_rank) != destinations.end();
-    if (forward != backward) {
+    if (forward != backward ||
+        (rank == targets.aux_source && destinations.size() != targets.required_dst_info_num)) {
       return false;
     }
   }
@@ -441,6 +461,10 @@ bool transfer_is_right(Rng& rng, const World& world, const Request& request, con
                        const Effort& effort, Tally& tally, std::string& why) {
   const DecodeTargets targets = decode_targets(world.model, world.prefill, world.decode, route.decode_rank,
                                                route.prefill_dp, request.room);
+  if (!targets_are_sound(world, targets)) {
+    why = "decode_targets contradicts itself";
+    return false;
+  }
   if (!targets_are_inverse(world, targets, route)) {
     why = "prefill_destinations is not the inverse of decode_targets";
     return false;

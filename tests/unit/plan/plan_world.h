@@ -72,7 +72,8 @@ struct Tally {
 };
 
 /// What must hold of one legal world, request and route; false with the reason in `why`:
-/// * decode_targets() and prefill_destinations() say the same, and pair_layout() elects the same sources;
+/// * decode_targets() names nobody twice, one sender of the aux row, and as many answers as senders;
+///   prefill_destinations() is its inverse, and pair_layout() elects the same sources;
 /// * ranks that are no targets share nothing with the destination;
 /// * after all sources, every byte of the destination's tokens was written once from the right coordinate,
 ///   and no other byte was touched;
