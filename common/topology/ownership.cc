@@ -19,6 +19,45 @@ Interval stage_layers(const Topology& topology, std::uint32_t hidden_layers, std
   return {begin, begin + each + (stage < rest ? 1 : 0)};
 }
 
+// Tokens, counted in blocks of gcd(interleaves), belong to class a iff they are one of `width` neighbouring
+// residues modulo its period, and likewise to b. By the Chinese remainder theorem some token belongs to both
+// iff a residue of the one equals one of the other modulo the gcd of the periods: iff the two ranges overlap
+// on a circle of that size. Seen from a, b's range then ends in one of `window` places. Ranks of b's group
+// lie `step` apart.
+struct Overlap {
+  std::int64_t circle;
+  std::int64_t window;
+  std::int64_t step;
+  std::int64_t offset;
+
+  Overlap(const TokenClass& a, const TokenClass& b) {
+    const std::int64_t block = std::gcd(a.interleave, b.interleave);
+    const std::int64_t width = a.interleave / block;
+    step = b.interleave / block;
+    circle = std::gcd(width * a.count, step * b.count);
+    window = std::min(width + step - 1, circle);
+    const std::int64_t end = (step - 1 - a.rank * width) % circle;
+    offset = end < 0 ? end + circle : end;
+  }
+};
+
+/// The sum of floor((step * i + offset) / divisor) over i in [0, count), by the steps of Euclid's algorithm.
+std::int64_t floor_sum(std::int64_t count, std::int64_t divisor, std::int64_t step, std::int64_t offset) {
+  std::int64_t sum = 0;
+  while (true) {
+    sum += count * (count - 1) / 2 * (step / divisor) + count * (offset / divisor);
+    step %= divisor;
+    offset %= divisor;
+    const std::int64_t end = step * count + offset;
+    if (end < divisor) {
+      return sum;
+    }
+    count = end / divisor;
+    offset = end % divisor;
+    std::swap(divisor, step);
+  }
+}
+
 }  // namespace
 
 Interval intersect(const Interval& a, const Interval& b) {
@@ -42,22 +81,20 @@ bool TokenClass::same_tokens(const TokenClass& other) const {
   return count == other.count && (count == 1 || *this == other);
 }
 
-// Both classes are intervals of blocks of gcd(interleaves) tokens, repeated with their periods. Some block x
-// of one interval and y of the other, plus whole periods, coincide iff y - x can be a multiple of the gcd of
-// the periods; y - x takes every value of a range.
 bool TokenClass::meets(const TokenClass& other) const {
-  if (count == 1 || other.count == 1) {
-    return true;
+  const Overlap overlap(*this, other);
+  return (overlap.step * other.rank + overlap.offset) % overlap.circle < overlap.window;
+}
+
+std::uint32_t TokenClass::met_before(const TokenClass& other, std::uint32_t end) const {
+  const Overlap overlap(*this, other);
+  if (overlap.window == overlap.circle) {
+    return end;
   }
-  const std::int64_t block = std::gcd(interleave, other.interleave);
-  const std::int64_t mine = interleave / block;
-  const std::int64_t theirs = other.interleave / block;
-  const std::int64_t step = std::gcd(mine * count, theirs * other.count);
-  const std::int64_t low = rank * mine - (other.rank * theirs + theirs - 1);
-  const std::int64_t high = rank * mine + mine - 1 - other.rank * theirs;
-  const std::int64_t first_multiple_at_least_low =
-      low >= 0 ? (low + step - 1) / step * step : low / step * step;
-  return first_multiple_at_least_low <= high;
+  // floor(x/c) - floor((x-w)/c) is 1 where x mod c < w, else 0; a whole circle more keeps all terms positive.
+  const std::int64_t above = overlap.offset + overlap.circle;
+  return static_cast<std::uint32_t>(floor_sum(end, overlap.circle, overlap.step, above) -
+                                    floor_sum(end, overlap.circle, overlap.step, above - overlap.window));
 }
 
 Ownership ownership(const Topology& topology, const ModelGeometry& model, const RankCoord& coord) {
@@ -81,6 +118,22 @@ Ownership ownership(const Topology& topology, const ModelGeometry& model, const 
   }
   own.tokens = {topology.dcp, topology.dcp_rank(coord), topology.dcp == 1 ? 1 : topology.dcp_interleave};
   return own;
+}
+
+std::uint32_t stage_of(const Topology& topology, std::uint32_t hidden_layers, std::uint64_t layer) {
+  KVF_CHECK(layer < hidden_layers);
+  if (topology.pp_layers.empty()) {
+    const std::uint32_t each = hidden_layers / topology.pp;
+    const std::uint32_t rest = hidden_layers % topology.pp;
+    const std::uint64_t in_larger = std::uint64_t{rest} * (each + 1);
+    return static_cast<std::uint32_t>(layer < in_larger ? layer / (each + 1)
+                                                        : rest + (layer - in_larger) / each);
+  }
+  std::uint32_t stage = 0;
+  for (std::uint64_t end = topology.pp_layers[0]; layer >= end; end += topology.pp_layers[stage]) {
+    ++stage;
+  }
+  return stage;
 }
 
 std::vector<Interval> cp_share(const CpPlace& place, std::uint64_t page_tokens, const Interval& request) {

@@ -65,21 +65,28 @@ RankPairing rank_pairing(const ModelGeometry& model, const Topology& prefill, co
       intersect(src.heads, dst.heads).size() == 0) {
     return {};
   }
-  // The decode ranks that hold the same heads, whatever their tokens, are the ones to be dealt out.
-  const std::uint64_t holders_of_heads = std::uint64_t{dst.replicas} * decode.dcp;
-  const std::uint64_t holders = holders_of_heads * decode.cp;
-  const std::uint64_t holder = decode_coord.cp * holders_of_heads + decode_coord.tp % holders_of_heads;
   if (space == RowSpace::kDraft) {
     if (prefill_coord.pp + 1 != prefill.pp || decode_coord.pp + 1 != decode.pp) {
       return {};
     }
+    // Every DCP rank holds all of it, on both sides.
     const std::uint64_t replicas = std::uint64_t{src.replicas} * prefill.dcp;
-    return deal(prefill_coord.tp % replicas, replicas, holder, holders);
+    const std::uint64_t holders = std::uint64_t{dst.replicas} * decode.dcp;
+    return deal(prefill_coord.tp % replicas, replicas, decode_coord.cp * holders + decode_coord.tp % holders,
+                holders * decode.cp);
   }
   if (layers.size() == 0 || !src.tokens.meets(dst.tokens)) {
     return {};
   }
-  return deal(src.replica, src.replicas, holder, holders);
+  // The decode ranks that need something of this source, in an order: stages change fastest, then DCP ranks.
+  const std::uint32_t first_stage = stage_of(decode, model.hidden_layers, src.layers.begin);
+  const std::uint64_t stages = stage_of(decode, model.hidden_layers, src.layers.end - 1) - first_stage + 1;
+  const std::uint64_t dcp_ranks = src.tokens.met_before(dst.tokens, dst.tokens.count);
+  const std::uint64_t needing = decode.cp * dst.replicas * dcp_ranks * stages;
+  std::uint64_t place = std::uint64_t{decode_coord.cp} * dst.replicas + dst.replica;
+  place = place * dcp_ranks + src.tokens.met_before(dst.tokens, dst.tokens.rank);
+  place = place * stages + (decode_coord.pp - first_stage);
+  return deal(src.replica, src.replicas, place, needing);
 }
 
 namespace {

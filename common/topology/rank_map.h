@@ -26,9 +26,10 @@ std::uint32_t elected_replica(Room room, std::uint32_t replicas);
 
 /// How one prefill rank stands to one decode rank; the only place that decides it. `replica` of `replicas`:
 /// the prefill ranks among the decode rank's targets that own the same (layer, head, token) coordinates.
-/// Replicas are dealt out over the destinations that hold the same heads, in their order: with fewer replicas
-/// than destinations each serves its share of them, with more each destination has a group of its own and
-/// elects within it by room. So no replica's share differs from another's by more than one destination.
+/// Replicas are dealt out over the destinations that hold the same heads and some of their layers and tokens,
+/// in their order: with fewer replicas than destinations each serves its share of them, with more each
+/// destination has a group of its own and elects within it by room. So no replica's share differs from
+/// another's by more than one destination, and none is idle for good.
 struct RankPairing {
   bool target = false;  // false: the two never meet, the rest is meaningless
   std::uint32_t replica = 0;

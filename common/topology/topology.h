@@ -91,6 +91,9 @@ struct TokenClass {
   bool same_tokens(const TokenClass& other) const;
   /// True when some token belongs to both.
   bool meets(const TokenClass& other) const;
+  /// How many of the ranks [0, end) of `other`'s group share a token with this class; end at most
+  /// other.count.
+  std::uint32_t met_before(const TokenClass& other, std::uint32_t end) const;
   friend bool operator==(const TokenClass&, const TokenClass&) = default;
 };
 
@@ -104,6 +107,9 @@ struct Ownership {
 
 /// What `coord` owns. Call validate() first; an illegal topology is a broken invariant here.
 Ownership ownership(const Topology& topology, const ModelGeometry& model, const RankCoord& coord);
+
+/// The PP stage that holds hidden layer `layer`. The topology must be valid for `hidden_layers`.
+std::uint32_t stage_of(const Topology& topology, std::uint32_t hidden_layers, std::uint64_t layer);
 
 /// One CP rank among its peers.
 struct CpPlace {

@@ -1,8 +1,10 @@
 // How long it takes to plan a long request: 131,072 tokens of a 61-layer MLA model, page 64, prefill DCP 1 ->
 // decode DCP 8, all eight decode ranks, scattered pages. Prints one JSON object. With --numpy it also runs
 // plan_numpy.py (the per-token method) beside this source and prints the ratio; the checksums over all
-// (source row, destination row) must agree. Exit status 1 when they do not, or when the plan depends on the
-// layer count.
+// (source row, destination row) must agree. "million" is the same for 1,000,000 tokens, prefill TP 2 ->
+// decode TP 8 with DCP 8, with what posting the plans costs beside one write per token and layer. Exit status
+// 1 when a checksum differs, when a plan depends on the layer count, or when the plans do not cover all
+// tokens.
 
 #include <algorithm>
 #include <chrono>
@@ -15,12 +17,14 @@
 #include <vector>
 
 #include "common/plan/plan.h"
+#include "common/topology/rank_map.h"
 #include "tests/support/rng.h"
 
 namespace kvferry {
 namespace {
 
 constexpr std::uint32_t kTokens = 131072;
+constexpr std::uint32_t kMillion = 1000000;
 constexpr std::uint32_t kPage = 64;
 constexpr std::uint32_t kRanks = 8;
 
@@ -31,39 +35,51 @@ std::vector<std::uint32_t> shuffled_pages(std::uint32_t count, std::uint64_t see
   return pages;
 }
 
-std::vector<PairLayout> layouts(std::uint32_t layers) {
+/// Every decode rank with the one source that a room elects for it, scattered pages.
+struct Request {
+  std::uint32_t tokens = 0;
+  std::vector<PairLayout> layouts;
+  std::vector<std::uint32_t> src;
+  std::vector<std::uint32_t> dst;
+};
+
+Request make_request(std::uint32_t tokens, std::uint32_t layers, std::uint32_t prefill_tp) {
   ModelGeometry model = *preset_geometry("deepseek-v3");
   model.hidden_layers = layers;
   model.kv_layers.resize(layers);
-  const Topology prefill;
+  Topology prefill;
+  prefill.tp = prefill_tp;
   Topology decode;
   decode.tp = decode.dcp = kRanks;
-  const RankShape src{prefill, {}, kPage, rank_buffers(model, prefill, {}, kTokens / kPage)};
-  std::vector<PairLayout> all;
-  for (std::uint32_t rank = 0; rank < kRanks; ++rank) {
-    const RankCoord coord{rank, 0, 0, 0};
-    const RankShape dst{decode, coord, kPage, rank_buffers(model, decode, coord, kTokens / kPage / kRanks)};
-    all.push_back(*pair_layout(model, src, dst));
+  const std::uint32_t src_pages = (tokens + kPage - 1) / kPage;
+  const std::uint32_t dst_pages = (src_pages + kRanks - 1) / kRanks;
+  Request request{tokens, {}, shuffled_pages(src_pages, 1), shuffled_pages(dst_pages, 2)};
+  for (RankIndex rank = 0; rank < kRanks; ++rank) {
+    const RankCoord to = decode.coord(rank);
+    const RankShape dst{decode, to, kPage, rank_buffers(model, decode, to, dst_pages)};
+    for (const RankIndex source : decode_targets(model, prefill, decode, rank, 0, 1).sources) {
+      const RankCoord from = prefill.coord(source);
+      const RankShape src{prefill, from, kPage, rank_buffers(model, prefill, from, src_pages)};
+      request.layouts.push_back(*pair_layout(model, src, dst));
+    }
   }
-  return all;
+  return request;
 }
 
-std::vector<Plan> plan_all(const std::vector<PairLayout>& all, const std::vector<std::uint32_t>& src,
-                           const std::vector<std::uint32_t>& dst) {
+std::vector<Plan> plan_all(const Request& request) {
   std::vector<Plan> plans;
-  plans.reserve(all.size());
-  for (const PairLayout& layout : all) {
-    plans.push_back(*plan_chunk(layout, {0, kTokens, 0, 0, src, dst}));
+  plans.reserve(request.layouts.size());
+  for (const PairLayout& layout : request.layouts) {
+    plans.push_back(*plan_chunk(layout, {0, request.tokens, 0, 0, request.src, request.dst}));
   }
   return plans;
 }
 
-double median_seconds(const std::vector<PairLayout>& all, const std::vector<std::uint32_t>& src,
-                      const std::vector<std::uint32_t>& dst) {
+double median_seconds(const Request& request) {
   std::vector<double> seconds;
   for (int i = 0; i < 501; ++i) {
     const auto start = std::chrono::steady_clock::now();
-    const std::vector<Plan> plans = plan_all(all, src, dst);
+    const std::vector<Plan> plans = plan_all(request);
     seconds.push_back(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
   }
   std::nth_element(seconds.begin(), seconds.begin() + 250, seconds.end());
@@ -118,15 +134,56 @@ nlohmann::json run_numpy(const std::string& script) {
   return parsed.is_object() ? parsed : nlohmann::json::object();
 }
 
-int run(bool numpy) {
-  const std::vector<std::uint32_t> src = shuffled_pages(kTokens / kPage, 1);
-  const std::vector<std::uint32_t> dst = shuffled_pages(kTokens / kPage / kRanks, 2);
-  const std::vector<PairLayout> deep = layouts(61);
-  const std::vector<Plan> plans = plan_all(deep, src, dst);
+/// Runs that continue the one before at the destination need no write of their own.
+std::uint64_t destination_stretches(const Plan& plan) {
+  std::uint64_t stretches = 0;
+  std::uint64_t next = ~std::uint64_t{0};
+  for (const RowRun& run : plan.runs) {
+    const bool is_dense = run.dst_step == run.rows;
+    stretches += is_dense ? (run.dst_row == next ? 0 : 1) : run.count;
+    next = run.dst_row + std::uint64_t{run.count - 1} * run.dst_step + run.rows;
+  }
+  return stretches;
+}
+
+/// The row of the million tokens; `right` turns false when the plans do not cover them.
+nlohmann::ordered_json million(bool& right) {
+  constexpr std::uint32_t kLayers = 61;
+  const Request request = make_request(kMillion, kLayers, 2);
+  const std::vector<Plan> plans = plan_all(request);
   const Memory memory = memory_of(plans);
-  const Memory shallow = memory_of(plan_all(layouts(1), src, dst));
+  std::uint64_t rows = 0;
+  std::uint64_t copies = 0;
+  std::uint64_t writes = 0;
+  for (const Plan& plan : plans) {
+    rows += plan.rows;
+    copies += plan.runs.size() * plan.pairs.size();
+    writes += destination_stretches(plan) * plan.pairs.size();
+  }
+  right = right && rows == kMillion && plans.size() == kRanks;
+  const std::uint64_t per_token = std::uint64_t{kMillion} * kLayers;
+  return {
+      {"tokens", kMillion},
+      {"layers", kLayers},
+      {"plans", plans.size()},
+      {"plan_seconds", median_seconds(request)},
+      {"runs", memory.runs},
+      {"plan_bytes", memory.run_bytes + memory.pair_bytes},
+      {"strided_copies", copies},     // one per run and layer: what shm makes
+      {"contiguous_writes", writes},  // gathered at the source: what puts make
+      {"writes_per_token_and_layer", per_token},
+      {"strided_copies_ratio", static_cast<double>(per_token) / static_cast<double>(copies)},
+      {"contiguous_writes_ratio", static_cast<double>(per_token) / static_cast<double>(writes)},
+  };
+}
+
+int run(bool numpy) {
+  const Request deep = make_request(kTokens, 61, 1);
+  const std::vector<Plan> plans = plan_all(deep);
+  const Memory memory = memory_of(plans);
+  const Memory shallow = memory_of(plan_all(make_request(kTokens, 1, 1)));
   const std::uint64_t sum = checksum(plans);
-  const double seconds = median_seconds(deep, src, dst);
+  const double seconds = median_seconds(deep);
   nlohmann::ordered_json out{
       {"tokens", kTokens},
       {"layers", 61},
@@ -142,6 +199,7 @@ int run(bool numpy) {
       {"checksum", sum},
   };
   bool right = memory.run_bytes == shallow.run_bytes;
+  out["million"] = million(right);
   if (numpy) {
     const std::string here = __FILE__;
     const nlohmann::json other = run_numpy(here.substr(0, here.rfind('/') + 1) + "plan_numpy.py");

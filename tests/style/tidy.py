@@ -74,7 +74,7 @@ def main():
         clean = {}
     deps = headers_by_object(build)
     digests = Digests()
-    todo = []
+    waiting = []
     for entry in json.loads((build / "compile_commands.json").read_text()):
         source = pathlib.Path(entry["directory"], entry["file"]).resolve()
         if source.suffix != ".cc" or not source.is_relative_to(ROOT):
@@ -83,11 +83,11 @@ def main():
         key = key_of(source, deps.get(made.group(1), []) if made else [], version, digests)
         name = str(source.relative_to(ROOT))
         if clean.get(name) != key:
-            todo.append((name, source, key))
+            waiting.append((name, source, key))
     bad = 0
     show = sys.stdout.isatty()
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-        runs = {pool.submit(check, tool, build, source): (name, key) for name, source, key in todo}
+        runs = {pool.submit(check, tool, build, source): (name, key) for name, source, key in waiting}
         for count, run in enumerate(concurrent.futures.as_completed(runs), 1):
             name, key = runs[run]
             good, text = run.result()
@@ -98,8 +98,8 @@ def main():
                 bad += 1
                 print(text)
             if show:
-                print(f"\r{count}/{len(todo)} {name:60.60}", end="", flush=True)
-    print(f"{len(todo)} files looked at, {bad} with findings")
+                print(f"\r{count}/{len(waiting)} {name:60.60}", end="", flush=True)
+    print(f"{len(waiting)} files looked at, {bad} with findings")
     return 1 if bad else 0
 
 

@@ -175,14 +175,10 @@ Descriptor random_descriptor(std::mt19937_64& random) {
   out.model = {dice.text(0), dice.text(0), dice.text(0)};
   out.geometry = random_geometry(dice);
   out.page_size = dice.number32(1, 1U << 16);
-  out.topology = {dice.number32(1, 16),
-                  dice.number32(1, 16),
-                  dice.number32(1, 16),
-                  static_cast<CpSplit>(dice.number32(0, 2)),
-                  dice.number32(1, 16),
-                  dice.number32(1, 4096),
-                  dice.number32(1, 65536),
-                  {}};
+  out.topology = {dice.number32(1, 16),    dice.number32(1, 16),
+                  dice.number32(1, 16),    static_cast<CpSplit>(dice.number32(0, 2)),
+                  dice.number32(1, 16),    dice.number32(1, 4096),
+                  dice.number32(1, 65536), {}};
   for (std::uint64_t left = dice.number(0, 4); left > 0; --left) {
     out.topology.pp_layers.push_back(dice.number32(0, 4096));
   }

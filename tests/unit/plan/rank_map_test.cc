@@ -159,10 +159,10 @@ TEST_CASE("N -> N DCP pairs matching DCP ranks only") {
     CHECK(wider.targets == Ranks{rank % 4});
     CHECK(wider.required_dst_info_num == 2);
   }
-  // The contiguous group {2, 3} of decode rank 1 holds no token of DCP rank 1; rank 5 does.
+  // The contiguous group {2, 3} of decode rank 1 holds no token of DCP rank 1; ranks 1 and 5 do.
   const DecodeTargets narrow = targets(mla(), "tp=8,dcp=4", "tp=4,dcp=4", 1);
-  REQUIRE(narrow.targets.size() == 1);
-  CHECK(narrow.targets[0] % 4 == 1);
+  CHECK(narrow.targets == Ranks{1, 5});
+  CHECK(narrow.required_prefill_response_num == 1);
 }
 
 TEST_CASE("N -> 1 and N -> M: one source per DCP rank that holds needed tokens") {
@@ -193,6 +193,22 @@ TEST_CASE("replicas are dealt out within one destination of each other, whatever
       }
     }
   }
+}
+
+TEST_CASE("replicas are dealt out over the decode ranks that need them, stages and DCP ranks included") {
+  // Eight copies, four decode ranks in each of two stages: one copy for each.
+  for (RankIndex rank = 0; rank < 8; ++rank) {
+    CHECK(targets(mla(), "tp=8", "tp=4,pp=2", rank).targets == Ranks{2 * (rank % 4) + rank / 4});
+  }
+  // Three copies of each DCP rank's tokens, two decode ranks that need them.
+  CHECK(targets(mla(), "tp=6,dcp=2", "tp=4,dcp=2", 0).targets == Ranks{0});
+  CHECK(targets(mla(), "tp=6,dcp=2", "tp=4,dcp=2", 1).targets == Ranks{1});
+  CHECK(targets(mla(), "tp=6,dcp=2", "tp=4,dcp=2", 2).targets == Ranks{2, 4});
+  CHECK(targets(mla(), "tp=6,dcp=2", "tp=4,dcp=2", 3).targets == Ranks{3, 5});
+  // Uneven stages: prefill stage 1 is the end of decode stage 0 and all of stage 1.
+  CHECK(targets(mla(), "tp=2,pp=2,pp_layers=20+41", "tp=1,pp=2,pp_layers=40+21", 0).targets ==
+        Ranks{0, 1, 2});
+  CHECK(targets(mla(), "tp=2,pp=2,pp_layers=20+41", "tp=1,pp=2,pp_layers=40+21", 1).targets == Ranks{3});
 }
 
 TEST_CASE("a TP size that is no multiple of the other meets the ranks whose heads it shares") {

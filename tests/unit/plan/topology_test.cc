@@ -138,11 +138,19 @@ TEST_CASE("layers split evenly with the rest in front, or as pp_layers says") {
   CHECK(ownership(topology, model, {0, 0, 0, 0}).layers == Interval{0, 16});
   CHECK(ownership(topology, model, {0, 1, 0, 0}).layers == Interval{16, 31});
   CHECK(ownership(topology, model, {0, 3, 0, 0}).layers == Interval{46, 61});
+  const auto stages_are_right = [&topology, &model] {
+    for (std::uint32_t layer = 0; layer < model.hidden_layers; ++layer) {
+      const std::uint32_t stage = stage_of(topology, model.hidden_layers, layer);
+      REQUIRE(ownership(topology, model, {0, stage, 0, 0}).layers.contains(layer));
+    }
+  };
+  stages_are_right();
   topology.pp_layers = {1, 30, 20, 10};
   CHECK(ownership(topology, model, {0, 2, 0, 0}).layers == Interval{31, 51});
+  stages_are_right();
 }
 
-TEST_CASE("owned_before counts owned tokens, and meets() says whether two classes share one") {
+TEST_CASE("owned_before counts owned tokens, meets() and met_before() say which classes share one") {
   const std::uint64_t seed = test::test_seed(7);
   INFO("KVF_SEED=" << seed);
   test::Rng rng(seed);
@@ -166,7 +174,23 @@ TEST_CASE("owned_before counts owned tokens, and meets() says whether two classe
       share = share || (a.owns(token) && b.owns(token));
     }
     REQUIRE(a.meets(b) == share);
+    std::uint32_t met = 0;
+    for (TokenClass peer{b.count, 0, b.interleave}; peer.rank < b.count; ++peer.rank) {
+      REQUIRE(a.met_before(b, peer.rank) == met);
+      met += a.meets(peer) ? 1 : 0;
+    }
+    REQUIRE(a.met_before(b, b.count) == met);
   }
+}
+
+TEST_CASE("classes at the limits of their sizes meet as they should") {
+  const TokenClass wide{kParallelSizeMax, kParallelSizeMax - 1, kDcpInterleaveMax};
+  const TokenClass fine{kParallelSizeMax, 0, kDcpInterleaveMax - 1};
+  CHECK(wide.met_before(wide, kParallelSizeMax) == 1);
+  CHECK(wide.meets(wide));
+  CHECK(wide.met_before(fine, kParallelSizeMax) == kParallelSizeMax);
+  CHECK(TokenClass{}.met_before(wide, kParallelSizeMax) == kParallelSizeMax);
+  CHECK(wide.met_before(TokenClass{}, 1) == 1);
 }
 
 TEST_CASE("intervals intersect to their common part, or to nothing") {
