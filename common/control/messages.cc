@@ -2,6 +2,7 @@
 
 #include <cstring>
 #include <nlohmann/json.hpp>
+#include <span>
 
 #include "common/base/msgpack_scan.h"
 
@@ -14,7 +15,9 @@ constexpr std::size_t kTextMax = 4096;
 constexpr std::size_t kRanksMax = 65536;
 constexpr std::size_t kBuffersMax = 4096;
 constexpr std::size_t kAuxMax = 64;
-constexpr std::size_t kDepthMax = 4;
+// Map > list of buffers > list of one buffer, plus one to spare. The most values has a rank_up: each of its
+// buffers is a list of four, each of its aux fields a list of three, and ten more for the outer map.
+constexpr MsgpackLimits kLimits{.depth_max = 4, .values_max = 10 + kBuffersMax * 5 + kAuxMax * 4};
 
 // Page lists are by far the largest part of a message: packed little-endian words instead of one item each.
 json::binary_t pack_words(const std::vector<std::uint32_t>& words) {
@@ -234,13 +237,16 @@ std::string encode(const ControlMessage& message) {
 }
 
 Result<ControlMessage> decode_control(std::string_view bytes) {
-  if (!msgpack_is_bounded(bytes, kDepthMax)) {
-    return fail(Code::kProtocol, "control message of {} bytes is not one complete MessagePack value",
+  KVF_TRY(const std::uint32_t entries,
+          check_msgpack_map(std::as_bytes(std::span(bytes)), kLimits, "control message"));
+  const json document = json::from_msgpack(bytes, /*strict=*/true, /*allow_exceptions=*/false);
+  if (!document.is_object()) {
+    return fail(Code::kProtocol, "control message of {} bytes is not a MessagePack map with text keys",
                 bytes.size());
   }
-  const json document = json::from_msgpack(bytes, true, false);
-  if (!document.is_object()) {
-    return fail(Code::kProtocol, "control message of {} bytes is not a MessagePack map", bytes.size());
+  if (document.size() != entries) {
+    return fail(Code::kProtocol, "control message repeats a key: {} entries, {} different keys", entries,
+                document.size());
   }
   const auto op_field = document.find("op");
   if (op_field == document.end() || !op_field->is_string()) {

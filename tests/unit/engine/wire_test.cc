@@ -157,8 +157,8 @@ TEST_CASE("every truncation of a frame's body is an error") {
 
 TEST_CASE("depth, value and length bombs are refused before they are parsed") {
   const auto error_of = [](const std::string& body) {
-    const auto entries = check_msgpack(bytes_of(body));
-    return entries ? std::string() : entries.error().message;
+    const auto envelope = wire::open(bytes_of(body));
+    return envelope ? std::string() : envelope.error().message;
   };
   CHECK_THAT(error_of("\x81\xA1"
                       "a" +
