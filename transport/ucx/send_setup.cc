@@ -120,7 +120,7 @@ Result<void> UcxSendFabric::Core::open_peer(Peer& peer, const FabricOffer& offer
   }
   KVF_TRY(const ucx::OfferText text, ucx::decode_offer(offer.json));
   KVF_TRY_VOID(check_offer(text));
-  KVF_TRY(peer.session, ucx::random_session());
+  peer.session = ucx::random_session();
   KVF_TRY(auto worker, progress_->worker_for_peer());
   KVF_TRY(peer.endpoint, ucx::Endpoint::open(worker, text.address, ucx::window(options_)));
   std::array<std::byte, ucx::kHelloBytes> hello{};
