@@ -19,7 +19,9 @@ namespace kvferry {
 /// Parses JSON text with // and /* */ comments. Duplicate keys in one object are refused: the second would
 /// win silently. The error names the line and column.
 Result<nlohmann::json> parse_config_text(std::string_view text, std::string_view source);
-Result<nlohmann::json> parse_config_file(const std::string& path);
+
+/// The text of a configuration file: at most 4 MiB and not empty. Errors name the path.
+Result<std::string> read_config_file(const std::string& path);
 
 /// "250ms", "5s", "2m", "1h", or a number of seconds.
 Result<std::chrono::nanoseconds> parse_duration(std::string_view text);

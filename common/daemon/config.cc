@@ -3,9 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <fstream>
 #include <set>
-#include <sstream>
 
 #include "common/config/fields.h"
 
@@ -275,13 +273,8 @@ Result<DaemonConfig> parse_daemon_config(Role role, std::string_view text, std::
 }
 
 Result<DaemonConfig> load_daemon_config(Role role, const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  if (!file) {
-    return fail(errno_error("cannot read configuration " + path, errno));
-  }
-  std::ostringstream text;
-  text << file.rdbuf();
-  return parse_daemon_config(role, text.str(), path);
+  KVF_TRY(const std::string text, read_config_file(path));
+  return parse_daemon_config(role, text, path);
 }
 
 std::string print_daemon_config(Role role, const DaemonConfig& config) {
