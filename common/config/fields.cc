@@ -170,8 +170,9 @@ std::string FieldReader::text(std::string_view key, std::string fallback) {
 }
 
 std::string FieldReader::required_text(std::string_view key) {
-  if (!has(key)) {
-    errors_.add(path(key), "is missing and has no default");
+  const json* value = find(key);
+  if (value == nullptr || *value == "") {
+    errors_.add(path(key), fmt::format("is {} and has no default", value == nullptr ? "missing" : "empty"));
     return {};
   }
   return text(key, {});
@@ -257,10 +258,11 @@ std::vector<std::string> FieldReader::texts(std::string_view key, std::vector<st
   return out;
 }
 
-std::vector<std::uint32_t> FieldReader::numbers(std::string_view key, std::uint32_t max) {
+std::vector<std::uint32_t> FieldReader::numbers(std::string_view key, std::vector<std::uint32_t> fallback,
+                                                std::uint32_t max) {
   const json* value = find(key);
   if (value == nullptr) {
-    return {};
+    return fallback;
   }
   std::vector<std::uint32_t> out;
   bool good = value->is_array();
@@ -272,7 +274,7 @@ std::vector<std::uint32_t> FieldReader::numbers(std::string_view key, std::uint3
   }
   if (!good) {
     wrong(key, *value, fmt::format("a list of whole numbers from 0 to {}", max));
-    return {};
+    return fallback;
   }
   return out;
 }

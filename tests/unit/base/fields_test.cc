@@ -179,7 +179,7 @@ TEST_CASE("fields: absent keys take their defaults and are no problem") {
     CHECK(in.duration("duration", 5s, 1s, 9s) == 5s);
     CHECK(in.bytes("bytes", 5, 1, 9) == 5);
     CHECK(in.texts("texts", {"a", "b"}) == Lines{"a", "b"});
-    CHECK(in.numbers("numbers", 9).empty());
+    CHECK(in.numbers("numbers", {4, 5}, 9) == std::vector<std::uint32_t>{4, 5});
     CHECK_FALSE(in.has("object"));
     FieldReader object = in.object("object");
     CHECK(object.number("inner", 3, 1, 9) == 3);
@@ -203,7 +203,7 @@ TEST_CASE("fields: values of the right type are read") {
     CHECK(in.bytes("plain", 1, 1, 9) == 4);
     CHECK(in.texts("texts", {}) == Lines{"x"});
     CHECK(in.texts("none", {"a"}).empty());
-    CHECK(in.numbers("numbers", 9) == std::vector<std::uint32_t>{0, 9});
+    CHECK(in.numbers("numbers", {}, 9) == std::vector<std::uint32_t>{0, 9});
     CHECK(in.has("object"));
     FieldReader object = in.object("object");
     CHECK(object.number("inner", 3, 1, 9) == 1);
@@ -251,7 +251,7 @@ TEST_CASE("fields: limits are inclusive, and one beyond is refused with both lim
 
   const auto numbers = [](const std::string& value) {
     const json document = parsed("{\"l\": " + value + "}");
-    return problems(document, [](FieldReader& in) { in.numbers("l", 3); });
+    return problems(document, [](FieldReader& in) { in.numbers("l", {}, 3); });
   };
   CHECK(numbers("[0, 3]").empty());
   CHECK(numbers("[0, 4]") == Lines{"l: is [0,4], must be a list of whole numbers from 0 to 3"});
@@ -280,7 +280,8 @@ TEST_CASE("fields: a value of a wrong type is named with what it is and what it 
     check("a duration from 0s to 9s, e.g. \"5s\"", [](FieldReader& in) { in.duration("k", 1s, 0s, 9s); });
     check("a size from 0 to 9 bytes, e.g. \"2MiB\"", [](FieldReader& in) { in.bytes("k", 1, 0, 9); });
     check("a list of texts", [](FieldReader& in) { CHECK(in.texts("k", {"z"}) == Lines{"z"}); });
-    check("a list of whole numbers from 0 to 9", [](FieldReader& in) { CHECK(in.numbers("k", 9).empty()); });
+    check("a list of whole numbers from 0 to 9",
+          [](FieldReader& in) { CHECK(in.numbers("k", {4}, 9) == std::vector<std::uint32_t>{4}); });
     if (!value.is_object()) {
       CHECK(problems(document, [](FieldReader& in) { in.object("k").finish(); }) ==
             Lines{"k: must be an object, is " + value.dump()});
@@ -289,14 +290,15 @@ TEST_CASE("fields: a value of a wrong type is named with what it is and what it 
 }
 
 TEST_CASE("fields: every problem of a text is listed, each with its path") {
-  const json document =
-      parsed(R"({"a": -1, "b": {"c": "soon", "d": {"e": [1, "x"]}, "typo": 1}, "other": {}, "f": "yes"})");
+  const json document = parsed(
+      R"({"a": -1, "b": {"c": "soon", "d": {"e": [1, "x"], "empty": ""}, "typo": 1}, "other": {}, "f": "yes"})");
   const Lines found = problems(document, [](FieldReader& in) {
     in.number("a", 1, 0, 5);
     FieldReader b = in.object("b");
     b.duration("c", 1s, 1s, 2s);
     FieldReader d = b.object("d");
-    d.numbers("e", 9);
+    d.numbers("e", {}, 9);
+    d.required_text("empty");
     d.required_text("name");
     d.finish();
     b.finish();
@@ -306,6 +308,7 @@ TEST_CASE("fields: every problem of a text is listed, each with its path") {
                      "a: is -1, must be a whole number from 0 to 5",
                      "b.c: is \"soon\", must be a duration from 1s to 2s, e.g. \"5s\"",
                      "b.d.e: is [1,\"x\"], must be a list of whole numbers from 0 to 9",
+                     "b.d.empty: is empty and has no default",
                      "b.d.name: is missing and has no default",
                      "b.typo: is not a known key; known here: c, d",
                      "f: is \"yes\", must be true or false",
