@@ -5,9 +5,9 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "common/base/clean_text.h"
 #include "common/base/msgpack_scan.h"
 #include "common/engine/wire_reader.h"
-#include "common/engine/wire_text.h"
 
 namespace kvferry::wire {
 
