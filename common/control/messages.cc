@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 #include <span>
 
+#include "common/base/clean_text.h"
 #include "common/base/msgpack_scan.h"
 
 namespace kvferry {
@@ -66,7 +67,7 @@ struct Encoder {
     out["op"] = "stop";
     out["targets"] = pack_words(m.targets);
     out["code"] = static_cast<int>(m.code);
-    out["reason"] = m.reason.substr(0, kTextMax);
+    out["reason"] = cut_text(m.reason, kTextMax);
     return out;
   }
   json operator()(const message::Landed& m) const {
@@ -75,14 +76,14 @@ struct Encoder {
     return out;
   }
   json operator()(const message::FabricStatus& m) const {
-    return {{"op", "fabric"}, {"kind", m.kind}, {"carries", m.carries.substr(0, kTextMax)}};
+    return {{"op", "fabric"}, {"kind", m.kind}, {"carries", cut_text(m.carries, kTextMax)}};
   }
   json operator()(const message::TransferFailed& m) const {
     json out = key_json(m.key.grant);
     out["op"] = "failed";
     out["prefill_rank"] = m.key.prefill_rank;
     out["code"] = static_cast<int>(m.code);
-    out["reason"] = m.reason.substr(0, kTextMax);
+    out["reason"] = cut_text(m.reason, kTextMax);
     return out;
   }
   json operator()(const message::TransferDrained& m) const {
@@ -122,7 +123,7 @@ class Fields {
     if (value == nullptr || !value->is_string() || value->get_ref<const std::string&>().size() > kTextMax) {
       return problem(name, fmt::format("a text of at most {} bytes", kTextMax)), "";
     }
-    return value->get<std::string>();
+    return clean_text(value->get_ref<const std::string&>());
   }
   std::vector<std::uint32_t> words(const char* name, std::size_t max) {
     std::vector<std::uint32_t> out;
@@ -200,7 +201,8 @@ message::RankUp read_rank_up(Fields& in) {
   }
   for (const json& item : in.list("aux", kAuxMax)) {
     if (!item.is_array() || item.size() != 3 || !item[0].is_string() ||
-        item[0].get_ref<const std::string&>().size() > 128 || !is_u64(item[1], 1u << 24) ||
+        item[0].get_ref<const std::string&>().size() > 128 ||
+        !is_clean_text(item[0].get_ref<const std::string&>()) || !is_u64(item[1], 1u << 24) ||
         !is_u64(item[2], 1u << 24)) {
       in.problem("aux", "a list of [name, width, slots]");
       break;
@@ -253,7 +255,8 @@ Result<ControlMessage> decode_control(std::string_view bytes) {
     return fail(Code::kProtocol, "control message has no text field 'op'");
   }
   const std::string op = op_field->get<std::string>();
-  Fields in(document, op.substr(0, 32));
+  const std::string shown = clean_text(cut_text(op, 32));
+  Fields in(document, shown);
   ControlMessage out;
   if (op == "rank_up") {
     out = read_rank_up(in);
@@ -276,7 +279,7 @@ Result<ControlMessage> decode_control(std::string_view bytes) {
   } else if (op == "heartbeat") {
     out = message::Heartbeat{in.number("sequence", UINT64_MAX)};
   } else {
-    return fail(Code::kProtocol, "control message '{}' is unknown to this version", op.substr(0, 32));
+    return fail(Code::kProtocol, "control message '{}' is unknown to this version", shown);
   }
   if (!in.error().empty()) {
     return fail(Code::kProtocol, "{}", in.error());
