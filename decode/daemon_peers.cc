@@ -2,6 +2,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "common/base/clock.h"
 #include "common/base/log.h"
 #include "common/daemon/runtime.h"
 #include "decode/daemon.h"

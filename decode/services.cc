@@ -5,8 +5,8 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "common/base/clock.h"
 #include "common/base/log.h"
-#include "common/daemon/runtime.h"
 #include "common/http/client.h"
 
 namespace kvferry::decode {

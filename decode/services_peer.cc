@@ -2,8 +2,8 @@
 
 #include <boost/asio/post.hpp>
 
+#include "common/base/clock.h"
 #include "common/base/log.h"
-#include "common/daemon/runtime.h"
 #include "common/http/client.h"
 #include "decode/services.h"
 

@@ -3,7 +3,9 @@
 #include <boost/asio/post.hpp>
 #include <nlohmann/json.hpp>
 
+#include "common/base/clock.h"
 #include "common/base/log.h"
+#include "common/base/random.h"
 #include "common/daemon/runtime.h"
 #include "prefill/fabrics.h"
 

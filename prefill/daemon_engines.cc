@@ -4,6 +4,7 @@
 #include <boost/asio/steady_timer.hpp>
 #include <nlohmann/json.hpp>
 
+#include "common/base/clock.h"
 #include "common/base/log.h"
 #include "common/daemon/runtime.h"
 #include "common/http/client.h"

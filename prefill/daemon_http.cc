@@ -2,6 +2,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "common/base/clock.h"
 #include "common/daemon/runtime.h"
 #include "prefill/daemon.h"
 

@@ -3,8 +3,9 @@
 #include <boost/asio/post.hpp>
 #include <charconv>
 
+#include "common/base/clock.h"
 #include "common/base/log.h"
-#include "common/daemon/runtime.h"
+#include "common/base/random.h"
 
 namespace kvferry::prefill {
 

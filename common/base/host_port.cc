@@ -1,5 +1,7 @@
 #include "common/base/host_port.h"
 
+#include <arpa/inet.h>
+
 #include <charconv>
 
 namespace kvferry {
@@ -14,6 +16,21 @@ Result<std::uint16_t> parse_port(std::string_view text, std::string_view whole, 
                 allow_zero ? 0 : 1);
   }
   return static_cast<std::uint16_t>(value);
+}
+
+// `host` without its zone; a name or an IPv4 literal has none and stays as it is.
+std::string_view without_zone(std::string_view host) {
+  return host.substr(0, host.find('%'));
+}
+
+bool is_literal(int family, std::string_view text) {
+  in6_addr address{};  // larger than in_addr
+  return text.find('\0') == std::string_view::npos &&
+         ::inet_pton(family, std::string(text).c_str(), &address) == 1;
+}
+
+bool is_ipv6(std::string_view host) {
+  return !host.ends_with('%') && is_literal(AF_INET6, without_zone(host));
 }
 
 }  // namespace
@@ -58,6 +75,9 @@ Result<HostPort> parse_host_port(std::string_view text, std::optional<std::uint1
       return fail(Code::kInvalid, "address '{}' has an illegal character in its host", text);
     }
   }
+  if (host.find(':') != std::string_view::npos && !is_ipv6(host)) {
+    return fail(Code::kInvalid, "address '{}': '{}' is not an IPv6 literal", text, host);
+  }
   HostPort out{.host = std::string(host), .port = 0};
   if (has_port) {
     KVF_TRY(out.port, parse_port(port, text, allow_port_zero));
@@ -70,8 +90,8 @@ Result<HostPort> parse_host_port(std::string_view text, std::optional<std::uint1
 }
 
 bool is_loopback(std::string_view host) {
-  const std::string_view bare = host.substr(0, host.find('%'));
-  return bare == "localhost" || bare == "::1" || bare.starts_with("127.");
+  return host == "localhost" || (is_literal(AF_INET, host) && host.starts_with("127.")) ||
+         (is_ipv6(host) && without_zone(host) == "::1");
 }
 
 }  // namespace kvferry

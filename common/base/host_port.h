@@ -25,7 +25,8 @@ struct HostPort {
 Result<HostPort> parse_host_port(std::string_view text, std::optional<std::uint16_t> default_port,
                                  bool allow_port_zero = false);
 
-/// True for localhost, 127.0.0.0/8 and ::1 (with or without zone).
+/// True for localhost, the addresses of 127.0.0.0/8 and ::1 (with or without zone), written in full. Names
+/// that only begin like one ("127.example.com") are not.
 bool is_loopback(std::string_view host);
 
 }  // namespace kvferry

@@ -1,9 +1,9 @@
 #include "common/config/fields.h"
 
 #include <charconv>
+#include <cmath>
 #include <fstream>
 #include <limits>
-#include <sstream>
 
 namespace kvferry {
 namespace {
@@ -21,7 +21,8 @@ std::string abbreviated(const json& value) {
   return text;
 }
 
-// Splits "250ms" into 250 and "ms". A fraction is allowed where the unit makes it exact enough.
+// Splits "250ms" into 250 and "ms". Fractions are allowed; what they come to is rounded to whole nanoseconds
+// or bytes, as 4.1 * 1e9 is a little less than 4100000000.
 bool split_number(std::string_view text, double& value, std::string_view& unit) {
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
   if (error != std::errc{} || !(value >= 0)) {
@@ -59,18 +60,24 @@ Result<json> parse_config_text(std::string_view text, std::string_view source) {
   }
 }
 
-Result<json> parse_config_file(const std::string& path) {
+Result<std::string> read_config_file(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
   if (!file) {
     return fail(errno_error("cannot read configuration " + path, errno));
   }
-  std::ostringstream text;
-  text << file.rdbuf();
-  if (text.str().size() > kConfigBytesMax) {
-    return fail(Code::kInvalid, "{}: {} bytes; a configuration has at most {}", path, text.str().size(),
+  // Bounded while it is read: the path may name a device that never ends. A folder opens and reads as
+  // nothing.
+  std::string text(kConfigBytesMax + 1, '\0');
+  file.read(text.data(), static_cast<std::streamsize>(text.size()));
+  text.resize(static_cast<std::size_t>(file.gcount()));
+  if (text.empty()) {
+    return fail(Code::kInvalid, "{}: is empty or not a file", path);
+  }
+  if (text.size() > kConfigBytesMax) {
+    return fail(Code::kInvalid, "{}: is larger than {} bytes, the most of a configuration", path,
                 kConfigBytesMax);
   }
-  return parse_config_text(text.str(), path);
+  return text;
 }
 
 Result<std::chrono::nanoseconds> parse_duration(std::string_view text) {
@@ -89,7 +96,7 @@ Result<std::chrono::nanoseconds> parse_duration(std::string_view text) {
   if (scale == 0 || value * scale > 9e18) {
     return fail(Code::kInvalid, "'{}' is not a duration such as 250ms, 5s, 2m or 1h", text);
   }
-  return std::chrono::nanoseconds(static_cast<std::int64_t>(value * scale));
+  return std::chrono::nanoseconds(std::llround(value * scale));
 }
 
 Result<std::uint64_t> parse_bytes(std::string_view text) {
@@ -110,7 +117,7 @@ Result<std::uint64_t> parse_bytes(std::string_view text) {
   if (scale == 0 || value * scale > 9e18) {
     return fail(Code::kInvalid, "'{}' is not a size such as 64KiB, 2MiB or 1GiB", text);
   }
-  return static_cast<std::uint64_t>(value * scale);
+  return static_cast<std::uint64_t>(std::llround(value * scale));
 }
 
 std::string format_duration(std::chrono::nanoseconds value) {
@@ -163,8 +170,9 @@ std::string FieldReader::text(std::string_view key, std::string fallback) {
 }
 
 std::string FieldReader::required_text(std::string_view key) {
-  if (!has(key)) {
-    errors_.add(path(key), "is missing and has no default");
+  const json* value = find(key);
+  if (value == nullptr || *value == "") {
+    errors_.add(path(key), fmt::format("is {} and has no default", value == nullptr ? "missing" : "empty"));
     return {};
   }
   return text(key, {});
@@ -250,10 +258,11 @@ std::vector<std::string> FieldReader::texts(std::string_view key, std::vector<st
   return out;
 }
 
-std::vector<std::uint32_t> FieldReader::numbers(std::string_view key, std::uint32_t max) {
+std::vector<std::uint32_t> FieldReader::numbers(std::string_view key, std::vector<std::uint32_t> fallback,
+                                                std::uint32_t max) {
   const json* value = find(key);
   if (value == nullptr) {
-    return {};
+    return fallback;
   }
   std::vector<std::uint32_t> out;
   bool good = value->is_array();
@@ -265,7 +274,7 @@ std::vector<std::uint32_t> FieldReader::numbers(std::string_view key, std::uint3
   }
   if (!good) {
     wrong(key, *value, fmt::format("a list of whole numbers from 0 to {}", max));
-    return {};
+    return fallback;
   }
   return out;
 }

@@ -19,7 +19,9 @@ namespace kvferry {
 /// Parses JSON text with // and /* */ comments. Duplicate keys in one object are refused: the second would
 /// win silently. The error names the line and column.
 Result<nlohmann::json> parse_config_text(std::string_view text, std::string_view source);
-Result<nlohmann::json> parse_config_file(const std::string& path);
+
+/// The text of a configuration file: at most 4 MiB and not empty. Errors name the path.
+Result<std::string> read_config_file(const std::string& path);
 
 /// "250ms", "5s", "2m", "1h", or a number of seconds.
 Result<std::chrono::nanoseconds> parse_duration(std::string_view text);
@@ -41,6 +43,7 @@ class FieldReader {
 
   bool has(std::string_view key);
   std::string text(std::string_view key, std::string fallback);
+  /// Neither absent nor empty; empty is returned with an error only.
   std::string required_text(std::string_view key);
   bool flag(std::string_view key, bool fallback);
   std::uint64_t number(std::string_view key, std::uint64_t fallback, std::uint64_t min, std::uint64_t max);
@@ -48,7 +51,8 @@ class FieldReader {
                                     std::chrono::nanoseconds min, std::chrono::nanoseconds max);
   std::uint64_t bytes(std::string_view key, std::uint64_t fallback, std::uint64_t min, std::uint64_t max);
   std::vector<std::string> texts(std::string_view key, std::vector<std::string> fallback);
-  std::vector<std::uint32_t> numbers(std::string_view key, std::uint32_t max);
+  std::vector<std::uint32_t> numbers(std::string_view key, std::vector<std::uint32_t> fallback,
+                                     std::uint32_t max);
   /// A nested object (absent: an empty one).
   FieldReader object(std::string_view key);
   /// Reports keys that nobody asked for.

@@ -2,7 +2,9 @@
 
 #include <cstring>
 #include <nlohmann/json.hpp>
+#include <span>
 
+#include "common/base/clean_text.h"
 #include "common/base/msgpack_scan.h"
 
 namespace kvferry {
@@ -14,7 +16,9 @@ constexpr std::size_t kTextMax = 4096;
 constexpr std::size_t kRanksMax = 65536;
 constexpr std::size_t kBuffersMax = 4096;
 constexpr std::size_t kAuxMax = 64;
-constexpr std::size_t kDepthMax = 4;
+// Map > list of buffers > list of one buffer, plus one to spare. The most values has a rank_up: each of its
+// buffers is a list of four, each of its aux fields a list of three, and ten more for the outer map.
+constexpr MsgpackLimits kLimits{.depth_max = 4, .values_max = 10 + kBuffersMax * 5 + kAuxMax * 4};
 
 // Page lists are by far the largest part of a message: packed little-endian words instead of one item each.
 json::binary_t pack_words(const std::vector<std::uint32_t>& words) {
@@ -68,7 +72,7 @@ struct Encoder {
     out["op"] = "stop";
     out["targets"] = pack_words(m.targets);
     out["code"] = static_cast<int>(m.code);
-    out["reason"] = m.reason.substr(0, kTextMax);
+    out["reason"] = cut_text(m.reason, kTextMax);
     return out;
   }
   json operator()(const message::Landed& m) const {
@@ -77,14 +81,14 @@ struct Encoder {
     return out;
   }
   json operator()(const message::FabricStatus& m) const {
-    return {{"op", "fabric"}, {"kind", m.kind}, {"carries", m.carries.substr(0, kTextMax)}};
+    return {{"op", "fabric"}, {"kind", m.kind}, {"carries", cut_text(m.carries, kTextMax)}};
   }
   json operator()(const message::TransferFailed& m) const {
     json out = key_json(m.key.grant);
     out["op"] = "failed";
     out["prefill_rank"] = m.key.prefill_rank;
     out["code"] = static_cast<int>(m.code);
-    out["reason"] = m.reason.substr(0, kTextMax);
+    out["reason"] = cut_text(m.reason, kTextMax);
     return out;
   }
   json operator()(const message::TransferDrained& m) const {
@@ -124,7 +128,7 @@ class Fields {
     if (value == nullptr || !value->is_string() || value->get_ref<const std::string&>().size() > kTextMax) {
       return problem(name, fmt::format("a text of at most {} bytes", kTextMax)), "";
     }
-    return value->get<std::string>();
+    return clean_text(value->get_ref<const std::string&>());
   }
   std::vector<std::uint32_t> words(const char* name, std::size_t max) {
     std::vector<std::uint32_t> out;
@@ -205,7 +209,8 @@ message::RankUp read_rank_up(Fields& in) {
   }
   for (const json& item : in.list("aux", kAuxMax)) {
     if (!item.is_array() || item.size() != 3 || !item[0].is_string() ||
-        item[0].get_ref<const std::string&>().size() > 128 || !is_u64(item[1], 1u << 24) ||
+        item[0].get_ref<const std::string&>().size() > 128 ||
+        !is_clean_text(item[0].get_ref<const std::string&>()) || !is_u64(item[1], 1u << 24) ||
         !is_u64(item[2], 1u << 24)) {
       in.problem("aux", "a list of [name, width, slots]");
       break;
@@ -248,20 +253,24 @@ std::string encode(const ControlMessage& message) {
 }
 
 Result<ControlMessage> decode_control(std::string_view bytes) {
-  if (!msgpack_is_bounded(bytes, kDepthMax)) {
-    return fail(Code::kProtocol, "control message of {} bytes is not one complete MessagePack value",
+  KVF_TRY(const std::uint32_t entries,
+          check_msgpack_map(std::as_bytes(std::span(bytes)), kLimits, "control message"));
+  const json document = json::from_msgpack(bytes, /*strict=*/true, /*allow_exceptions=*/false);
+  if (!document.is_object()) {
+    return fail(Code::kProtocol, "control message of {} bytes is not a MessagePack map with text keys",
                 bytes.size());
   }
-  const json document = json::from_msgpack(bytes, true, false);
-  if (!document.is_object()) {
-    return fail(Code::kProtocol, "control message of {} bytes is not a MessagePack map", bytes.size());
+  if (document.size() != entries) {
+    return fail(Code::kProtocol, "control message repeats a key: {} entries, {} different keys", entries,
+                document.size());
   }
   const auto op_field = document.find("op");
   if (op_field == document.end() || !op_field->is_string()) {
     return fail(Code::kProtocol, "control message has no text field 'op'");
   }
   const std::string op = op_field->get<std::string>();
-  Fields in(document, op.substr(0, 32));
+  const std::string shown = clean_text(cut_text(op, 32));
+  Fields in(document, shown);
   ControlMessage out;
   if (op == "rank_up") {
     out = read_rank_up(in);
@@ -284,7 +293,7 @@ Result<ControlMessage> decode_control(std::string_view bytes) {
   } else if (op == "heartbeat") {
     out = message::Heartbeat{in.number("sequence", UINT64_MAX)};
   } else {
-    return fail(Code::kProtocol, "control message '{}' is unknown to this version", op.substr(0, 32));
+    return fail(Code::kProtocol, "control message '{}' is unknown to this version", shown);
   }
   if (!in.error().empty()) {
     return fail(Code::kProtocol, "{}", in.error());

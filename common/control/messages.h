@@ -78,8 +78,9 @@ using ControlMessage = std::variant<message::RankUp, message::RankGone, message:
 
 std::string encode(const ControlMessage& message);
 
-/// Strict: every field present, of its type and within its range, rooms legal, texts and lists bounded.
-/// Errors (kProtocol) name the message and the field.
+/// Strict: every field present, of its type and within its range, rooms legal, texts and lists bounded;
+/// fields of later versions are ignored. Texts come out clean (see clean_text.h), as they go into JSON and
+/// logs. Errors (kProtocol) name the message and the field.
 Result<ControlMessage> decode_control(std::string_view bytes);
 
 }  // namespace kvferry

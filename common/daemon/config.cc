@@ -3,9 +3,9 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <fstream>
+#include <charconv>
+#include <numeric>
 #include <set>
-#include <sstream>
 
 #include "common/config/fields.h"
 
@@ -17,6 +17,11 @@ using std::chrono::hours;
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
+constexpr std::size_t kSocketPathMax = 100;    // of the 107 that a sockaddr_un holds
+constexpr std::uint32_t kUidMax = 0xFFFFFFFE;  // one more is (uid_t)-1, "nobody at all"
+constexpr std::uint32_t kRanksServedMax = 65536;
+constexpr std::uint32_t kConnectionsMax = 16;  // as the hello of transport/tcp allows
+
 HostPort read_address(FieldReader& in, std::string_view key, const HostPort& fallback,
                       bool port_zero = true) {
   const auto parsed = parse_host_port(in.text(key, fallback.to_string()), std::nullopt, port_zero);
@@ -27,21 +32,28 @@ HostPort read_address(FieldReader& in, std::string_view key, const HostPort& fal
   return *parsed;
 }
 
+std::string read_socket_path(FieldReader& in, std::string_view key, std::string fallback) {
+  std::string path = in.text(key, std::move(fallback));
+  if (path.empty()) {
+    in.errors().add(in.path(key), "is empty");
+  }
+  if (path.size() > kSocketPathMax) {
+    in.errors().add(in.path(key), fmt::format("has {} characters; a Unix socket path has at most {}",
+                                              path.size(), kSocketPathMax));
+  }
+  return path;
+}
+
 void read_engine_socket(FieldReader in, Role role, EngineSocketConfig& out) {
-  out.path = in.text("path", fmt::format("/run/kvferry/{}.sock", to_string(role)));
+  out.path = read_socket_path(in, "path", fmt::format("/run/kvferry/{}.sock", to_string(role)));
   const std::string mode = in.text("mode", "0660");
-  char* end = nullptr;
-  const unsigned long value = std::strtoul(mode.c_str(), &end, 8);
-  if (mode.empty() || *end != '\0' || value > 0777) {
+  const char* mode_end = mode.data() + mode.size();
+  const auto [end, error] = std::from_chars(mode.data(), mode_end, out.mode, 8);
+  if (error != std::errc{} || end != mode_end || out.mode > 0777) {
     in.errors().add(in.path("mode"),
                     fmt::format("is '{}', must be an octal file mode such as \"0660\"", mode));
   }
-  out.mode = static_cast<std::uint32_t>(value);
-  out.allowed_uids = in.numbers("allowed_uids", 0xFFFFFFFEu);
-  if (out.path.size() > 100) {
-    in.errors().add(in.path("path"),
-                    fmt::format("has {} characters; a Unix socket path has at most 100", out.path.size()));
-  }
+  out.allowed_uids = in.numbers("allowed_uids", {}, kUidMax);
   in.finish();
 }
 
@@ -60,18 +72,23 @@ void read_fabrics(FieldReader& root, Role role, DaemonConfig& out) {
   }
   FieldReader shm = root.object("shm");
   if (role == Role::kDecode) {
-    out.shm.socket = shm.text("socket", "/run/kvferry/decode-shm.sock");
+    out.shm.socket = read_socket_path(shm, "socket", "/run/kvferry/decode-shm.sock");
+    if (!out.shm.socket.empty() && out.shm.socket.front() != '/') {
+      shm.errors().add(
+          shm.path("socket"),
+          fmt::format("is '{}', must be an absolute path: prefill daemons must find it too", out.shm.socket));
+    }
   } else {
     out.shm.copy_threads = static_cast<std::uint32_t>(shm.number("copy_threads", 1, 1, 64));
   }
-  out.shm.allowed_uids = shm.numbers("allowed_uids", 0xFFFFFFFEu);
+  out.shm.allowed_uids = shm.numbers("allowed_uids", {}, kUidMax);
   shm.finish();
   FieldReader tcp = root.object("tcp");
   if (role == Role::kDecode) {
     out.tcp.listen = read_address(tcp, "listen", out.tcp.listen);
     out.tcp.advertise = tcp.text("advertise", "");
   } else {
-    out.tcp.connections = static_cast<std::uint32_t>(tcp.number("connections", 2, 1, 32));
+    out.tcp.connections = static_cast<std::uint32_t>(tcp.number("connections", 2, 1, kConnectionsMax));
   }
   out.tcp.socket_buffer_bytes = tcp.bytes("socket_buffer", 1u << 20, 0, 1u << 30);
   tcp.finish();
@@ -93,8 +110,8 @@ void read_fabrics(FieldReader& root, Role role, DaemonConfig& out) {
 
 void read_topology(FieldReader& root, DaemonConfig& out) {
   FieldReader in = root.object("topology");
-  const auto size = [&](std::string_view key) {
-    return static_cast<std::uint32_t>(in.number(key, 1, 1, 65536));
+  const auto size = [&](std::string_view key, std::uint32_t max = kParallelSizeMax) {
+    return static_cast<std::uint32_t>(in.number(key, 1, 1, max));
   };
   out.topology.tp = size("tp");
   out.topology.pp = size("pp");
@@ -107,20 +124,22 @@ void read_topology(FieldReader& root, DaemonConfig& out) {
   }
   out.topology.dp = size("dp");
   out.topology.dcp = size("dcp");
-  out.topology.dcp_interleave = size("dcp_interleave");
-  out.topology.pp_layers = in.numbers("pp_layers", 65536);
+  out.topology.dcp_interleave = size("dcp_interleave", kDcpInterleaveMax);
+  out.topology.pp_layers = in.numbers("pp_layers", {}, 65536);
   in.finish();
   const std::uint64_t world =
       std::uint64_t{out.topology.tp} * out.topology.pp * out.topology.cp * out.topology.dp;
-  if (world > 65536) {
-    in.errors().add("topology", fmt::format("tp*pp*cp*dp is {}; at most 65536 ranks are supported", world));
+  // Asked for also where the topology is wrong: a key that nobody asks for is reported as unknown.
+  std::vector<RankIndex> all(world <= kRanksServedMax ? world : 0);
+  std::iota(all.begin(), all.end(), 0);
+  out.ranks = root.numbers("ranks", all, kRanksServedMax - 1);
+  if (world > kRanksServedMax) {
+    root.errors().add(
+        "topology", fmt::format("tp*pp*cp*dp is {}; at most {} ranks are supported", world, kRanksServedMax));
     return;
   }
-  out.ranks = root.numbers("ranks", 65535);
-  if (!root.has("ranks")) {
-    for (RankIndex rank = 0; rank < out.topology.rank_count(); ++rank) {
-      out.ranks.push_back(rank);
-    }
+  if (out.ranks.empty()) {
+    root.errors().add("ranks", "is empty; leave it out to serve every rank of the topology");
   }
   std::set<RankIndex> seen;
   for (const RankIndex rank : out.ranks) {
@@ -135,26 +154,27 @@ void read_topology(FieldReader& root, DaemonConfig& out) {
 
 void read_model(FieldReader& root, DaemonConfig& out) {
   out.model_name = root.required_text("model");
-  if (out.model_name.empty()) {
-    return;
-  }
-  auto model = load_geometry(out.model_name);
-  if (!model) {
-    root.errors().add("model", model.error().message);
-    return;
-  }
-  out.model = *std::move(model);
-  if (root.has("dtype")) {
-    const auto dtype = parse_dtype(root.text("dtype", ""));
-    if (dtype) {
-      out.model.dtype = *dtype;
+  bool known = false;
+  if (!out.model_name.empty()) {
+    auto model = load_geometry(out.model_name);
+    known = model.has_value();
+    if (known) {
+      out.model = *std::move(model);
     } else {
-      root.errors().add("dtype", dtype.error().message);
+      root.errors().add("model", model.error().message);
     }
   }
+  const auto dtype = parse_dtype(root.text("dtype", std::string(to_string(out.model.dtype))));
+  if (dtype) {
+    out.model.dtype = *dtype;
+  } else {
+    root.errors().add("dtype", dtype.error().message);
+  }
   out.model.draft_layers = static_cast<std::uint32_t>(root.number("draft_layers", 0, 0, 64));
-  const auto valid = validate(out.topology, out.model);
-  if (!valid) {
+  if (!known) {
+    return;
+  }
+  if (const auto valid = validate(out.topology, out.model); !valid) {
     root.errors().add("topology", valid.error().message);
   }
 }
@@ -262,9 +282,7 @@ Result<DaemonConfig> parse_daemon_config(Role role, std::string_view text, std::
     bootstrap.finish();
   }
   root.finish();
-  if (errors.ok()) {
-    check_exposure(role, out, errors);
-  }
+  check_exposure(role, out, errors);
   if (!errors.ok()) {
     std::string all;
     for (const std::string& line : errors.list) {
@@ -276,13 +294,8 @@ Result<DaemonConfig> parse_daemon_config(Role role, std::string_view text, std::
 }
 
 Result<DaemonConfig> load_daemon_config(Role role, const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  if (!file) {
-    return fail(errno_error("cannot read configuration " + path, errno));
-  }
-  std::ostringstream text;
-  text << file.rdbuf();
-  return parse_daemon_config(role, text.str(), path);
+  KVF_TRY(const std::string text, read_config_file(path));
+  return parse_daemon_config(role, text, path);
 }
 
 std::string print_daemon_config(Role role, const DaemonConfig& config) {

@@ -1,29 +1,12 @@
 #include "common/daemon/runtime.h"
 
-#include <sys/random.h>
 #include <systemd/sd-daemon.h>
 
-#include <fstream>
 #include <map>
 
-#include "common/base/check.h"
+#include "common/base/boot_id.h"
 
 namespace kvferry {
-
-std::uint64_t random_u64() {
-  std::uint64_t value = 0;
-  // At this size, and after boot, getrandom neither blocks nor fails; a daemon without randomness must not
-  // run.
-  KVF_CHECK(::getrandom(&value, sizeof value, 0) == static_cast<ssize_t>(sizeof value));
-  return value;
-}
-
-std::string host_id() {
-  std::ifstream file("/proc/sys/kernel/random/boot_id");
-  std::string id;
-  std::getline(file, id);
-  return id;
-}
 
 Descriptor describe(Role role, const DaemonConfig& config, Epoch epoch) {
   Descriptor out;
@@ -33,7 +16,7 @@ Descriptor describe(Role role, const DaemonConfig& config, Epoch epoch) {
   out.build = KVF_VERSION;
   out.epoch = epoch;
   out.instance = config.instance;
-  out.host_id = host_id();
+  out.host_id = boot_id();
   out.model.name = config.model.name;
   out.geometry = config.model;
   out.page_size = config.page_size;

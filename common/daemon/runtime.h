@@ -1,21 +1,15 @@
 #pragma once
-// Small facts of a running daemon that both sides need: time, randomness, which host this is, what it says of
-// itself, and whether an engine's pool fits the configuration.
+// Small facts of a running daemon that both sides need: what it says of itself, and whether an engine's pool
+// fits the configuration.
 
 #include <string>
 #include <vector>
 
-#include "common/base/clock.h"
 #include "common/daemon/config.h"
 #include "common/engine/server.h"
 #include "common/handshake/descriptor.h"
 
 namespace kvferry {
-
-/// Cryptographically random.
-std::uint64_t random_u64();
-/// Equal for two processes exactly when they share a booted kernel; pools can be passed only then.
-std::string host_id();
 
 /// Descriptor of this daemon without ranks and fabrics.
 Descriptor describe(Role role, const DaemonConfig& config, Epoch epoch);

@@ -8,10 +8,10 @@
 #include <utility>
 #include <vector>
 
+#include "common/base/clean_text.h"
 #include "common/engine/client_connection.h"
 #include "common/engine/kvferry.h"
 #include "common/engine/wire.h"
-#include "common/engine/wire_text.h"
 
 struct kvf_engine {
   std::unique_ptr<kvferry::ClientConnection> connection;
@@ -259,7 +259,7 @@ Result<int> next_event(ClientConnection& connection, kvf_event* event, int timeo
   event->bytes = next->bytes;
   event->transfer_ns = next->transfer_ns;
   event->code = next->code;
-  const std::string_view reason = wire::cut_text(next->reason, wire::kReasonBytesMax);
+  const std::string_view reason = cut_text(next->reason, wire::kReasonBytesMax);
   std::memcpy(event->reason, reason.data(), reason.size());
   return 1;
 }
@@ -274,7 +274,7 @@ int kvf_attach(const char* socket_path, const kvf_pool* pool, kvf_engine** out, 
   return kvferry::guarded([&] { return kvferry::attach(socket_path, pool, out); },
                           [&](const std::string& text) {
                             if (error != nullptr && error_size > 0) {
-                              const auto part = kvferry::wire::cut_text(text, error_size - 1);
+                              const auto part = kvferry::cut_text(text, error_size - 1);
                               std::memcpy(error, part.data(), part.size());
                               error[part.size()] = '\0';
                             }

@@ -5,8 +5,9 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "common/base/clean_text.h"
+#include "common/base/msgpack_scan.h"
 #include "common/engine/wire_reader.h"
-#include "common/engine/wire_text.h"
 
 namespace kvferry::wire {
 
@@ -15,6 +16,10 @@ using nlohmann::json;
 namespace {
 
 static_assert(std::endian::native == std::endian::little, "page lists are copied as they lie in memory");
+
+// Depth: map > list of buffers > map of one buffer, plus one to spare. Values: the largest legal frame is an
+// attach with 4096 buffers of 12 keys and values each.
+constexpr MsgpackLimits kFrameLimits{.depth_max = 4, .values_max = 96 * 1024};
 
 constexpr std::pair<std::string_view, Op> kOps[] = {
     {"attach", Op::kAttach}, {"send", Op::kSend},   {"expect", Op::kExpect}, {"abort", Op::kAbort},
@@ -202,7 +207,7 @@ Envelope::Envelope(Envelope&&) noexcept = default;
 Envelope& Envelope::operator=(Envelope&&) noexcept = default;
 
 Result<Envelope> open(std::span<const std::byte> body) {
-  KVF_TRY(const std::uint32_t entries, check_msgpack(body));
+  KVF_TRY(const std::uint32_t entries, check_msgpack_map(body, kFrameLimits, "frame"));
   const auto* bytes = reinterpret_cast<const std::uint8_t*>(body.data());
   json map = json::from_msgpack(bytes, bytes + body.size(), /*strict=*/true, /*allow_exceptions=*/false);
   if (!map.is_object()) {

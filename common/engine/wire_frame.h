@@ -1,7 +1,6 @@
 #pragma once
 // The framing of the engine socket: a 4-byte little-endian length, then that many bytes of MessagePack.
-// Nothing in here trusts a byte: lengths are bounded before anything is stored, and check_msgpack() proves
-// that a body is small and shallow before the recursive parser sees it.
+// Nothing in here trusts a byte: lengths are bounded before anything is stored.
 
 #include <cstddef>
 #include <cstdint>
@@ -15,10 +14,6 @@
 namespace kvferry {
 
 inline constexpr std::size_t kFrameHeaderBytes = 4;
-/// Containers inside containers: map > list of buffers > map of one buffer, plus one to spare.
-inline constexpr std::size_t kFrameDepthMax = 4;
-/// Values in one frame. The largest legal frame is an attach with 4096 buffers of 12 keys and values each.
-inline constexpr std::size_t kFrameValuesMax = 96 * 1024;
 
 /// Cuts a byte stream into frames. One per direction of a connection; not thread safe.
 class FrameBuffer {
@@ -40,10 +35,5 @@ class FrameBuffer {
 
 /// The frame that carries `body`, ready for the socket.
 std::string to_frame(std::span<const std::uint8_t> body);
-
-/// Accepts exactly one MessagePack map with at most kFrameValuesMax values, at most kFrameDepthMax deep, no
-/// extension types, all lengths inside `body`, and nothing behind it. Returns the map's entry count, so that
-/// duplicate keys can be told.
-Result<std::uint32_t> check_msgpack(std::span<const std::byte> body);
 
 }  // namespace kvferry

@@ -5,7 +5,7 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
-#include "common/engine/wire_text.h"
+#include "common/base/clean_text.h"
 
 namespace kvferry::wire {
 

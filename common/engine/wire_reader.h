@@ -28,7 +28,7 @@ class MapReader {
   /// -1 to INT32_MAX; -1 means none.
   Result<int> index_or_none(std::string_view key);
   Result<bool> boolean(std::string_view key);
-  /// Clean text (see wire_text.h) of at most `bytes_max` bytes.
+  /// Clean text (see clean_text.h) of at most `bytes_max` bytes.
   Result<std::string> text(std::string_view key, std::size_t bytes_max);
   /// Any text, cleaned and cut: for sentences that nobody parses.
   Result<std::string> any_text(std::string_view key, std::size_t bytes_max);

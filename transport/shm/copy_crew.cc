@@ -2,17 +2,10 @@
 
 #include <pthread.h>
 
-#include <chrono>
-
 #include "common/base/check.h"
+#include "common/base/clock.h"
 
 namespace kvferry::shm {
-
-Nanos steady_nanos() {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(
-             std::chrono::steady_clock::now().time_since_epoch())
-      .count();
-}
 
 CopyCrew::CopyCrew(std::uint32_t threads, Reports reports) : reports_(std::move(reports)) {
   for (std::uint32_t i = 0; i < threads; ++i) {
@@ -91,7 +84,7 @@ CopyCrew::Slice CopyCrew::begin_slice() {
   Lane& lane = lanes_.at(id);
   Slice slice{id, lane.items.front(), lane.items.front()->next_slice++};
   if (slice.index == 0) {
-    slice.item->first_post = steady_nanos();
+    slice.item->first_post = steady_now();
   }
   if (slice.item->next_slice == slice.item->work->slices()) {
     lane.items.pop_front();
@@ -122,7 +115,7 @@ void CopyCrew::end_slice(Slice slice) {
   slice.item.reset();
   // Reports are made without the lock: they only post to a mailbox, but that takes a lock of its own.
   if (finished) {
-    reports_.finished(slice.lane, ticket, first_post, steady_nanos());
+    reports_.finished(slice.lane, ticket, first_post, steady_now());
   }
   if (idle) {
     reports_.idle(slice.lane);

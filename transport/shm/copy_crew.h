@@ -71,6 +71,4 @@ class CopyCrew {
   std::vector<std::thread> threads_;
 };
 
-Nanos steady_nanos();
-
 }  // namespace kvferry::shm

@@ -1,16 +1,12 @@
 #include "transport/shm/message.h"
 
 #include <fmt/format.h>
-#include <sys/random.h>
 
-#include <array>
 #include <charconv>
-#include <cstdlib>
-#include <fstream>
 #include <limits>
 #include <nlohmann/json.hpp>
 
-#include "common/base/check.h"
+#include "common/base/random.h"
 
 namespace kvferry::shm {
 namespace {
@@ -326,18 +322,8 @@ Result<Offer> parse_offer(std::string_view text) {
   return offer;
 }
 
-std::string host_id() {
-  std::ifstream file("/proc/sys/kernel/random/boot_id");
-  std::string id;
-  std::getline(file, id);
-  return id.empty() ? "unknown" : id;
-}
-
 std::string random_token() {
-  std::array<std::uint64_t, 2> bits{};
-  // Sixteen bytes never come back short or fail once the kernel's pool is seeded, which boot guarantees.
-  KVF_CHECK(getrandom(bits.data(), sizeof bits, 0) == sizeof bits);
-  return fmt::format("{:016x}{:016x}", bits[0], bits[1]);
+  return fmt::format("{:016x}{:016x}", random_u64(), random_u64());
 }
 
 }  // namespace kvferry::shm

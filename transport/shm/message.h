@@ -71,20 +71,17 @@ std::string to_text(const Refused& message);
 Result<FromSender> parse_from_sender(std::string_view text);
 Result<FromReceiver> parse_from_receiver(std::string_view text);
 
-/// What the decode daemon's handshake carries for one peer.
+/// What the decode daemon's handshake carries for one peer. The boot id spares a connection between hosts;
+/// that both daemons really share a kernel and a file system is proven by the connection and the token, never
+/// by an address (two hosts may have the same address, and one host many).
 struct Offer {
-  std::string host_id;
+  std::string host_id;  // boot_id()
   std::string path;
   std::string token;
   Epoch epoch = 0;
 };
 std::string to_text(const Offer& offer);
 Result<Offer> parse_offer(std::string_view text);
-
-/// The running kernel's boot id. It tells two hosts apart and nothing more: that both daemons really share a
-/// kernel and a file system is proven by the connection and the token, never by an address (two hosts may
-/// have the same address, and one host many).
-std::string host_id();
 
 /// 128 random bits as 32 hex digits.
 std::string random_token();

@@ -7,7 +7,9 @@
 #include <array>
 #include <cerrno>
 
+#include "common/base/boot_id.h"
 #include "common/base/check.h"
+#include "common/base/random.h"
 #include "transport/shm/listen_socket.h"
 
 namespace kvferry {
@@ -21,10 +23,6 @@ constexpr shm::ChannelLimits kLimits{
     .frame_bytes_max = 4096, .descriptors_max = 0, .queued_frames_max = 4096};
 constexpr std::chrono::milliseconds kAcceptPause{100};
 
-std::uint64_t random_bits() {
-  return std::strtoull(shm::random_token().substr(0, 16).c_str(), nullptr, 16);
-}
-
 }  // namespace
 
 ShmReceiveFabric::Core::~Core() {
@@ -36,9 +34,9 @@ ShmReceiveFabric::Core::~Core() {
 
 Result<void> ShmReceiveFabric::Core::start() {
   if (options_.epoch == 0) {
-    options_.epoch = random_bits();
+    options_.epoch = random_u64();
   }
-  host_id_ = shm::host_id();
+  host_id_ = boot_id();
   KVF_TRY_VOID(mailbox_.open());
   KVF_TRY(listener_, shm::ListenSocket::open(options_.path, options_.mode));
   epoll_.reset(::epoll_create1(EPOLL_CLOEXEC));

@@ -8,6 +8,7 @@
 #include <array>
 #include <cerrno>
 
+#include "common/base/boot_id.h"
 #include "common/base/check.h"
 #include "kernels/copy.h"
 #include "transport/shm/listen_socket.h"
@@ -64,7 +65,7 @@ Result<void> ShmSendFabric::Core::start() {
   if (options_.mapped_bytes_max == 0) {
     options_.mapped_bytes_max = machine_memory();
   }
-  host_id_ = shm::host_id();
+  host_id_ = boot_id();
   KVF_TRY_VOID(mailbox_.open());
   epoll_.reset(::epoll_create1(EPOLL_CLOEXEC));
   epoll_event event{};

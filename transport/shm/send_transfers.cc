@@ -2,6 +2,7 @@
 #include <cstring>
 
 #include "common/base/check.h"
+#include "common/base/clock.h"
 #include "kernels/copy.h"
 #include "transport/block_cutter.h"
 #include "transport/shm/send_core.h"
@@ -203,7 +204,7 @@ Result<void> ShmSendFabric::Core::start_job(Transfer& transfer, Job& job) {
     crew_->add(transfer.lane, job.ticket, job.work);
   } else {
     job.copied = true;
-    job.first_post = job.last_done = shm::steady_nanos();
+    job.first_post = job.last_done = steady_now();
   }
   return {};
 }

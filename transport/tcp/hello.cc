@@ -1,10 +1,9 @@
 #include "transport/tcp/hello.h"
 
-#include <sys/random.h>
-
 #include <algorithm>
-#include <cerrno>
 #include <nlohmann/json.hpp>
+
+#include "common/base/random.h"
 
 namespace kvferry {
 namespace {
@@ -84,12 +83,9 @@ Result<void> decode_welcome(std::span<const std::byte, kWelcomeBytes> data) {
   return check_start(data, kWelcomeMagic);
 }
 
-Result<TcpToken> make_token() {
+TcpToken random_token() {
   TcpToken token;
-  // Requests of up to 256 bytes are never cut short once the source is initialised.
-  if (::getrandom(token.data(), token.size(), 0) != static_cast<ssize_t>(token.size())) {
-    return fail(errno_error("getrandom", errno));
-  }
+  fill_random(token);
   return token;
 }
 

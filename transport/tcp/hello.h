@@ -35,8 +35,7 @@ Result<TcpHello> decode_hello(std::span<const std::byte, kHelloBytes> data);
 std::array<std::byte, kWelcomeBytes> encode_welcome();
 Result<void> decode_welcome(std::span<const std::byte, kWelcomeBytes> data);
 
-/// From the system's random source; kIo when it fails.
-Result<TcpToken> make_token();
+TcpToken random_token();
 /// Takes the same time wherever the first difference is.
 bool tokens_equal(const TcpToken& a, const TcpToken& b);
 

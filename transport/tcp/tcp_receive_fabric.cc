@@ -441,7 +441,7 @@ void TcpReceiveFabric::remove_pool(RankIndex rank) {
 }
 
 Result<FabricOffer> TcpReceiveFabric::offer(PeerId peer) {
-  KVF_TRY(const TcpToken token, make_token());
+  const TcpToken token = random_token();
   impl_->loop().post([impl = impl_.get(), peer, token] { impl->admit_peer(peer, token); });
   return to_fabric_offer(TcpOffer{impl_->config().advertise, impl_->port(), token});
 }

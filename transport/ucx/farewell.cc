@@ -1,5 +1,7 @@
 #include "transport/ucx/farewell.h"
 
+#include "common/base/clock.h"
+
 namespace kvferry::ucx {
 
 void Farewell::begin(Endpoint& endpoint, Outbox& outbox, Session session, bool bye) {
@@ -8,7 +10,7 @@ void Farewell::begin(Endpoint& endpoint, Outbox& outbox, Session session, bool b
   }
   begun_ = true;
   bye_ = bye;
-  deadline_ = now_ns() + kGraceNs;
+  deadline_ = steady_now() + kGraceNs;
   if (bye_) {
     outbox.push_session(kBye, session);
   }
@@ -16,7 +18,7 @@ void Farewell::begin(Endpoint& endpoint, Outbox& outbox, Session session, bool b
 }
 
 bool Farewell::step(Endpoint& endpoint, Outbox& outbox) {
-  if (bye_ && !endpoint.failed() && now_ns() < deadline_) {
+  if (bye_ && !endpoint.failed() && steady_now() < deadline_) {
     outbox.flush(endpoint);
     if (!outbox.empty() || !endpoint.idle()) {
       return false;

@@ -6,8 +6,8 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <chrono>
 
+#include "common/base/clock.h"
 #include "common/base/log.h"
 #include "transport/ucx/process_setup.h"
 #include "transport/ucx/settings.h"
@@ -43,12 +43,6 @@ Result<ucp_config_t*> make_config(const UcxOptions& options) {
 }
 
 }  // namespace
-
-std::int64_t now_ns() {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(
-             std::chrono::steady_clock::now().time_since_epoch())
-      .count();
-}
 
 Result<std::unique_ptr<Progress>> Progress::start(const UcxOptions& options, Hooks hooks) {
   KVF_TRY_VOID(validate(options));
@@ -209,11 +203,11 @@ void Progress::run() {
     const bool moved = progress_all();
     hooks_.pump();
     if (moved) {
-      last_progress = options_.spin_us == 0 ? 0 : now_ns();
+      last_progress = options_.spin_us == 0 ? 0 : steady_now();
       continue;
     }
     if (options_.spin_us != 0 && last_progress != 0) {
-      if (now_ns() - last_progress < std::int64_t{options_.spin_us} * 1000) {
+      if (steady_now() - last_progress < std::int64_t{options_.spin_us} * 1000) {
         continue;
       }
       last_progress = 0;
@@ -242,9 +236,9 @@ void Progress::wait() {
 }
 
 bool Progress::run_until(const std::function<bool()>& done, std::int64_t timeout_ns) {
-  const std::int64_t deadline = now_ns() + timeout_ns;
+  const std::int64_t deadline = steady_now() + timeout_ns;
   while (!done()) {
-    if (!progress_all() && now_ns() > deadline) {
+    if (!progress_all() && steady_now() > deadline) {
       return false;
     }
   }

@@ -102,7 +102,4 @@ class Progress {
   std::thread thread_;
 };
 
-/// Monotonic clock in nanoseconds.
-std::int64_t now_ns();
-
 }  // namespace kvferry::ucx

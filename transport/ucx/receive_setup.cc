@@ -109,7 +109,7 @@ void UcxReceiveFabric::Core::fence(PeerId id) {
 }
 
 Result<FabricOffer> UcxReceiveFabric::Core::offer(PeerId id) {
-  KVF_TRY(const ucx::Token token, ucx::random_token());
+  const ucx::Token token = ucx::random_token();
   ucx::OfferText text;
   text.version = ucp_get_version_string();
   text.transports = options_.transports;

@@ -1,6 +1,7 @@
 // Send side: transfers, chunks and blocks.
 #include <algorithm>
 
+#include "common/base/clock.h"
 #include "transport/ucx/send_core.h"
 
 namespace kvferry {
@@ -133,7 +134,7 @@ void UcxSendFabric::Core::count_post(Chunk& chunk, std::uint64_t bytes) {
   ++chunk.writes;
   chunk.bytes += bytes;
   if (chunk.first_post == 0) {
-    chunk.first_post = ucx::now_ns();
+    chunk.first_post = steady_now();
   }
 }
 
@@ -169,7 +170,7 @@ bool UcxSendFabric::Core::post_block(Chunk& chunk) {
 void UcxSendFabric::Core::chunk_op_done(Op& op, bool) {
   auto* chunk = static_cast<Chunk*>(op.owner);
   --chunk->in_flight;
-  chunk->last_done = ucx::now_ns();
+  chunk->last_done = steady_now();
 }
 
 void UcxSendFabric::Core::flush_done(Op& op, bool) {
@@ -220,7 +221,7 @@ void UcxSendFabric::Core::post_notice(Transfer& transfer, Op* op) {
   op->done = &Core::chunk_op_done;
   ++chunk.in_flight;
   if (chunk.first_post == 0) {
-    chunk.first_post = ucx::now_ns();
+    chunk.first_post = steady_now();
   }
   transfer.peer->endpoint->send(ucx::kBlock, op);
 }

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "common/base/check.h"
+#include "common/base/clock.h"
 #include "transport/ucx/send_core.h"
 
 namespace kvferry {
@@ -31,7 +32,7 @@ bool UcxSendFabric::Core::prepare_puts(Chunk& chunk) {
   const auto& pools = transfer.peer->pools;
   const auto it = pools.find(chunk.job.key.grant.decode_rank);
   if (it == pools.end()) {
-    const std::int64_t now = ucx::now_ns();
+    const std::int64_t now = steady_now();
     if (transfer.pool_deadline == 0) {
       transfer.pool_deadline = now + std::int64_t{options_.pool_wait_ms} * 1'000'000;
     } else if (now > transfer.pool_deadline) {
@@ -82,13 +83,13 @@ bool UcxSendFabric::Core::post_put(Chunk& chunk) {
       chunk.segment_waits = true;
       return false;
     }
-    const Nanos begin = ucx::now_ns();
+    const Nanos begin = steady_now();
     std::byte* out = staging_->slot(slot).data();
     for (const auto& span : segment.spans) {
       std::memcpy(out, span.data(), span.size());
       out += span.size();
     }
-    chunk.pack += ucx::now_ns() - begin;
+    chunk.pack += steady_now() - begin;
     op->pieces.push_back(ucx::IoPiece{staging_->slot(slot).data(), segment.bytes});
     op->tag = static_cast<std::uint64_t>(slot) + 1;
     local = staging_->handle();

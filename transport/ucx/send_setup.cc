@@ -1,6 +1,7 @@
 // Send side: start, connections, and how they end.
 #include <ucp/api/ucp.h>
 
+#include "common/base/clock.h"
 #include "common/base/log.h"
 #include "transport/ucx/send_core.h"
 #include "transport/ucx/settings.h"
@@ -122,13 +123,13 @@ Result<void> UcxSendFabric::Core::open_peer(Peer& peer, const FabricOffer& offer
   }
   KVF_TRY(const ucx::OfferText text, ucx::decode_offer(offer.json));
   KVF_TRY_VOID(check_offer(text));
-  KVF_TRY(peer.session, ucx::random_session());
+  peer.session = ucx::random_session();
   KVF_TRY(auto worker, progress_->worker_for_peer());
   KVF_TRY(peer.endpoint, ucx::Endpoint::open(worker, text.address, ucx::window(options_)));
   std::array<std::byte, ucx::kHelloBytes> hello{};
   ucx::encode_hello(ucx::Hello{text.token, peer.session}, hello);
   peer.outbox.push(ucx::kHello, hello, worker->address());
-  peer.connect_deadline = ucx::now_ns() + std::int64_t{options_.connect_timeout_ms} * 1'000'000;
+  peer.connect_deadline = steady_now() + std::int64_t{options_.connect_timeout_ms} * 1'000'000;
   return {};
 }
 
@@ -243,7 +244,7 @@ void UcxSendFabric::Core::pump_peer(Peer& peer) {
     begin_close(peer, peer.down, true);
     return;
   }
-  if (peer.state == Peer::State::kConnecting && ucx::now_ns() > peer.connect_deadline) {
+  if (peer.state == Peer::State::kConnecting && steady_now() > peer.connect_deadline) {
     begin_close(peer,
                 Error{Code::kDeadline,
                       fmt::format("ucx: the decode daemon did not answer within {} ms; it is gone, or "

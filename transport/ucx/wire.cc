@@ -1,11 +1,10 @@
 #include "transport/ucx/wire.h"
 
-#include <sys/random.h>
-
-#include <cerrno>
 #include <cstring>
 #include <nlohmann/json.hpp>
 #include <optional>
+
+#include "common/base/random.h"
 
 namespace kvferry::ucx {
 namespace {
@@ -89,14 +88,6 @@ Result<std::vector<std::byte>> checked_bytes(const json& object, const char* nam
   return std::move(*bytes);
 }
 
-Result<void> fill_random(void* out, std::size_t bytes) {
-  const ssize_t got = getrandom(out, bytes, 0);
-  if (got < 0 || static_cast<std::size_t>(got) != bytes) {
-    return fail(errno_error("ucx: getrandom", errno));
-  }
-  return {};
-}
-
 json region_json(const RemotePool::Region& region) {
   return json{{"base", region.base},
               {"bytes", region.bytes},
@@ -150,16 +141,16 @@ Result<RemotePool::Buffer> parse_buffer(const json& object, const RemotePool& po
 
 }  // namespace
 
-Result<Token> random_token() {
-  Token token{};
-  KVF_TRY_VOID(fill_random(token.data(), token.size()));
+Token random_token() {
+  Token token;
+  fill_random(token);
   return token;
 }
 
-Result<Session> random_session() {
+Session random_session() {
   Session session = 0;
   while (session == 0) {
-    KVF_TRY_VOID(fill_random(&session, sizeof(session)));
+    session = random_u64();
   }
   return session;
 }

@@ -40,8 +40,8 @@ enum MessageId : std::uint32_t {
 using Token = std::array<std::byte, 16>;
 using Session = std::uint64_t;
 
-Result<Token> random_token();
-Result<Session> random_session();
+Token random_token();
+Session random_session();  // never 0
 /// Time does not depend on where the tokens differ.
 bool same_token(const Token& a, const Token& b);
 

@@ -106,6 +106,8 @@ TEST_CASE("descriptors must be there when a frame claims them, and be claimed wh
   CHECK(client.reply()->code == 0);
 }
 
+#ifndef KVF_SANITIZED
+// Not under the sanitizers: their check of a virtual call opens a pipe, which this test leaves no room for.
 TEST_CASE("descriptors that the kernel had to drop end the connection by name of the limit") {
   World world;
   RawClient client(world.path);
@@ -137,6 +139,7 @@ TEST_CASE("descriptors that the kernel had to drop end the connection by name of
   CHECK_THAT(reply->message, Catch::Contains("descriptors were lost on their way, 0 arrived"));
   CHECK(world.handler.wait_for("gone 1"));
 }
+#endif
 
 TEST_CASE("20,000 mutated frames crash nothing, leak nothing, and the next engine attaches") {
   const std::uint64_t run_seed = seed();

@@ -7,7 +7,6 @@
 #include <numeric>
 #include <string>
 
-#include "common/engine/wire_text.h"
 #include "tests/unit/engine/engine_fixture.h"
 
 using namespace kvferry;
@@ -157,8 +156,8 @@ TEST_CASE("every truncation of a frame's body is an error") {
 
 TEST_CASE("depth, value and length bombs are refused before they are parsed") {
   const auto error_of = [](const std::string& body) {
-    const auto entries = check_msgpack(bytes_of(body));
-    return entries ? std::string() : entries.error().message;
+    const auto envelope = wire::open(bytes_of(body));
+    return envelope ? std::string() : envelope.error().message;
   };
   CHECK_THAT(error_of("\x81\xA1"
                       "a" +
@@ -198,16 +197,4 @@ TEST_CASE("frames are cut from a stream that arrives byte by byte") {
   CHECK(frames.empty());
   frames.append(bytes_of(std::string("\x11\0\0\0", 4)));
   CHECK_FALSE(frames.next());
-}
-
-TEST_CASE("text is clean only as UTF-8 without control characters") {
-  CHECK(wire::is_clean_text("bootstrap_room h\xC3\xA9 \xF0\x9F\x98\x80"));
-  for (const std::string bad :
-       {"a\nb", "\x7F", "\xC0\xAF", "\xED\xA0\x80", "\xF5\x80\x80\x80", "\xE2\x82", "\x80"}) {
-    CAPTURE(bad);
-    CHECK_FALSE(wire::is_clean_text(bad));
-    CHECK(wire::is_clean_text(wire::clean_text(bad)));
-  }
-  CHECK(wire::clean_text("a\nb") == "a?b");
-  CHECK(wire::cut_text("ab\xC3\xA9", 3) == "ab");
 }

@@ -6,6 +6,7 @@
 
 #include <catch2/catch.hpp>
 
+#include "common/base/boot_id.h"
 #include "tests/support/rng.h"
 #include "tests/unit/fabric/shm_support.h"
 #include "transport/shm/channel.h"
@@ -162,7 +163,7 @@ struct FakeReceiver {
   FakeReceiver() : listener(*shm::ListenSocket::open(folder.socket(), 0600)) {}
   FabricOffer offer() const {
     return FabricOffer{FabricKind::kShm,
-                       shm::to_text(shm::Offer{shm::host_id(), folder.socket(), shm::random_token(), 5})};
+                       shm::to_text(shm::Offer{boot_id(), folder.socket(), shm::random_token(), 5})};
   }
   /// After connect(): takes the connection, which exists by the time connect() has returned in the fabric.
   shm::Channel accept() const {

@@ -1,8 +1,8 @@
-#include "common/engine/wire_text.h"
+#include "common/base/clean_text.h"
 
 #include <cstdint>
 
-namespace kvferry::wire {
+namespace kvferry {
 
 namespace {
 
@@ -81,4 +81,4 @@ std::string_view cut_text(std::string_view text, std::size_t bytes_max) {
   return text.substr(0, end);
 }
 
-}  // namespace kvferry::wire
+}  // namespace kvferry
