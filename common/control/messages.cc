@@ -18,7 +18,7 @@ constexpr std::size_t kBuffersMax = 4096;
 constexpr std::size_t kAuxMax = 64;
 // Map > list of buffers > list of one buffer, plus one to spare. The most values has a rank_up: each of its
 // buffers is a list of four, each of its aux fields a list of three, and ten more for the outer map.
-constexpr MsgpackLimits kLimits{.depth_max = 4, .values_max = 10 + kBuffersMax * 5 + kAuxMax * 4};
+constexpr MsgpackLimits kLimits{.depth_max = 4, .values_max = 10 + kBuffersMax * 7 + kAuxMax * 4};
 
 // Page lists are by far the largest part of a message: packed little-endian words instead of one item each.
 json::binary_t pack_words(const std::vector<std::uint32_t>& words) {

@@ -131,14 +131,15 @@ Result<wire::Attach> to_wire(const kvf_pool& pool, std::vector<int>& fds) {
     const std::uint32_t page_rows = buffer.page_rows != 0 ? buffer.page_rows : pool.page_size;
     const std::uint64_t stride =
         buffer.page_stride != 0 ? buffer.page_stride : std::uint64_t{page_rows} * buffer.row_bytes;
-    if (buffer.row_bytes == 0 || stride % buffer.row_bytes != 0 || stride / buffer.row_bytes > UINT32_MAX) {
+    const std::uint64_t unit = std::max<std::uint64_t>(1, buffer.row_bytes);  // 0 is refused by the daemon
+    if (stride % unit != 0 || stride / unit > UINT32_MAX) {
       return fail(Code::kInvalid, "{}.page_stride {} is not a multiple of row_bytes {}; pad the pages to one",
                   name, stride, buffer.row_bytes);
     }
     BufferPlace place;
-    place.shape = BufferShape{buffer.layer,     static_cast<BufferKind>(buffer.kind),
-                              buffer.row_bytes, buffer.pages,
-                              page_rows,        static_cast<std::uint32_t>(stride / buffer.row_bytes)};
+    place.shape =
+        BufferShape{buffer.layer, static_cast<BufferKind>(buffer.kind),     buffer.row_bytes, buffer.pages,
+                    page_rows,    static_cast<std::uint32_t>(stride / unit)};
     KVF_TRY(place.fd, fd_index(name, buffer.fd, fds));
     place.offset = buffer.offset;
     attach.layout.buffers.push_back(place);

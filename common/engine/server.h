@@ -34,7 +34,7 @@ struct EngineChunk {
   std::uint64_t token_count = 0;
   bool last = false;
   int aux_slot = -1;
-  UniqueFd ready;     // invalid: ready now
+  UniqueFd ready;          // invalid: ready now
   HybridRows hybrid = {};  // with last
 };
 

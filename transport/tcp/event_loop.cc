@@ -122,15 +122,16 @@ void EventLoop::run(const std::function<Nanos(Nanos)>& on_turn) {
       timeout_ms = static_cast<int>(std::min<Nanos>((left + 999'999) / 1'000'000, 3'600'000));
     }
     const int count = ::epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()), timeout_ms);
+    if (count > 0) {
+      std::uint64_t ignored = 0;
+      (void)!::read(wake_.get(), &ignored, sizeof ignored);
+    }
+    // After the read: it may have taken the wake-up that stop() sent, and nothing would bring another.
     {
       const std::lock_guard lock(mutex_);
       if (stopping_) {
         return;
       }
-    }
-    if (count > 0) {
-      std::uint64_t ignored = 0;
-      (void)!::read(wake_.get(), &ignored, sizeof ignored);
     }
     run_posted();
     for (int i = 0; i < count; ++i) {

@@ -326,9 +326,9 @@ TEST_CASE("config rules: a key that is not known is refused in every section") {
     }
   }
   const std::string known =
-      "dtype, engine_socket, fabrics, insecure, instance, limits, log, metrics, model, page_size, ranks, "
-      "shm, "
-      "tcp, timeouts, topology, ucx";
+      "draft_layers, dtype, engine_socket, fabrics, insecure, instance, limits, log, metrics, model, "
+      "page_size, "
+      "ranks, shm, tcp, timeouts, topology, ucx";
   CHECK(problems_of(kDecode, config_with(R"({"bootstrap": {}})")) ==
         Lines{"bootstrap: is not a known key; known here: " + known});
   CHECK(problems_of(kPrefill, config_with(R"({"topologie": {}})")) ==

@@ -21,7 +21,7 @@ namespace {
 // Every key of a configuration with a value that is not its default, as print_daemon_config writes it.
 json every_key(Role role) {
   json out = json::parse(R"({
-    "instance": "node-7", "model": "deepseek-v3", "dtype": "fp16", "page_size": 128,
+    "instance": "node-7", "model": "deepseek-v3", "dtype": "fp16", "draft_layers": 1, "page_size": 128,
     "topology": {"tp": 8, "pp": 2, "cp": 3, "cp_split": "pages", "dp": 5, "dcp": 4,
                  "dcp_interleave": 16, "pp_layers": [30, 31]},
     "ranks": [7, 0, 239],

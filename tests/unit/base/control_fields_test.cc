@@ -133,18 +133,20 @@ Rule code() {
 
 // In the order of the variant. Tokens and prefix limit each other: the sample has 64 of 1000.
 std::vector<std::vector<Rule>> rules_by_kind() {
-  const json buffer = json::array({60u, 2u, 1152u, 7u});
+  const json buffer = json::array({60u, 2u, 1152u, 7u, 64u, 66u});
   const json field = json::array({"bootstrap_room", 16u, 128u});
   return {
       {rank("rank"), whole("page_size", 0, 65536), list("buffers", 4096, buffer), list("aux", 64, field),
-       items("buffers", "a list of [layer, kind, row_bytes, pages]", buffer,
-             {UINT32_MAX, 2, UINT32_MAX, std::uint64_t{1} << 40}),
+       items("buffers", "a list of [layer, kind, row_bytes, pages, page_rows, pitch]", buffer,
+             {UINT32_MAX, 6, UINT32_MAX, std::uint64_t{1} << 40, UINT32_MAX, UINT32_MAX}),
        items("aux", "a list of [name, width, slots]", field, {0, 1u << 24, 1u << 24})},
       {rank("rank")},
       with_key({words("targets", 65536), whole("prefill_dp", 0, UINT32_MAX),
                 words("pages", std::size_t{1} << 22), whole("prefix", 0, kRoomMax),
                 whole("tokens", 64, std::uint64_t{1} << 40), flag("has_aux"),
-                whole("aux_slot", 0, UINT32_MAX)}),
+                whole("aux_slot", 0, UINT32_MAX), words("window_pages", std::size_t{1} << 22),
+                whole("window_first", 0, std::uint64_t{1} << 40), flag("has_state"),
+                whole("state_slot", 0, UINT32_MAX)}),
       with_key({words("targets", 65536), code(), text("reason")}),
       with_key({}),
       {text("kind"), text("carries")},

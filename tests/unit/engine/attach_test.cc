@@ -46,8 +46,8 @@ TEST_CASE("two buffers on one descriptor arrive as one descriptor with the engin
   RunningServer server(handler, options_in(folder));
   SmallPool pool;
   std::vector<kvf_buffer> buffers = {
-      {0, KVF_KEY, 32, 32, pool.fd.get(), 0},
-      {0, KVF_VALUE, 32, 32, pool.fd.get(), SmallPool::kBufferBytes / 2},
+      {0, KVF_KEY, 32, 32, pool.fd.get(), 0, 0, 0},
+      {0, KVF_VALUE, 32, 32, pool.fd.get(), SmallPool::kBufferBytes / 2, 0, 0},
   };
   pool.pool.buffers = buffers.data();
   pool.pool.buffer_count = buffers.size();
@@ -63,7 +63,8 @@ TEST_CASE("two buffers on one descriptor arrive as one descriptor with the engin
   CHECK(got.pid == ::getpid());
   REQUIRE(got.fds.size() == 1);
   REQUIRE(got.layout.buffers.size() == 2);
-  CHECK(got.layout.buffers[1].shape == BufferShape{0, BufferKind::kValue, 32, 32});
+  CHECK(got.layout.buffers[1].shape ==
+        BufferShape{0, BufferKind::kValue, 32, 32, pool.pool.page_size, pool.pool.page_size});
   CHECK(got.layout.buffers[1].offset == SmallPool::kBufferBytes / 2);
   CHECK((::fcntl(got.fds[0].get(), F_GETFD) & FD_CLOEXEC) != 0);
 
@@ -118,7 +119,7 @@ TEST_CASE(
       },
       "buffers is empty");
   refused([](SmallPool& p) { p.pool.buffers = nullptr; }, "pool.buffers is NULL, but its count is 1");
-  refused([](SmallPool& p) { p.buffer.kind = 3; }, "buffers[0].kind is 3");
+  refused([](SmallPool& p) { p.buffer.kind = 7; }, "buffers[0].kind is 7");
   refused([](SmallPool& p) { p.buffer.row_bytes = 0; }, "buffers[0].row_bytes is 0");
   refused([](SmallPool& p) { p.buffer.pages = 1ull << 33; }, "buffers[0].pages is 8589934592");
   refused([](SmallPool& p) { p.buffer.fd = -1; }, "buffers[0].fd is -1");
@@ -163,7 +164,7 @@ TEST_CASE("65 different descriptors are refused by the client before anything is
   std::vector<kvf_buffer> buffers;
   for (std::uint32_t i = 0; i < wire::kFdsMax + 1; ++i) {
     fds.emplace_back(::fcntl(pool.fd.get(), F_DUPFD_CLOEXEC, 0));
-    buffers.push_back({i, KVF_LATENT, 32, 1, fds.back().get(), 0});
+    buffers.push_back({i, KVF_LATENT, 32, 1, fds.back().get(), 0, 0, 0});
   }
   pool.pool.buffers = buffers.data();
   pool.pool.buffer_count = buffers.size();

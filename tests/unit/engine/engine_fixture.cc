@@ -133,7 +133,7 @@ UniqueFd make_memfd(std::size_t bytes) {
 }
 
 SmallPool::SmallPool() : fd(make_memfd(kBufferBytes + std::size_t{8} * kAuxSlots)) {
-  buffer = kvf_buffer{3, KVF_LATENT, kRowBytes, kPages, fd.get(), 0};
+  buffer = kvf_buffer{3, KVF_LATENT, kRowBytes, kPages, fd.get(), 0, 0, 0};
   aux = kvf_aux_field{kAuxRoomField, 8, kAuxSlots, fd.get(), kBufferBytes};
   pool.struct_size = sizeof(pool);
   pool.page_size = kPageSize;

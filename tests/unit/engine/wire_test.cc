@@ -46,7 +46,10 @@ json good_send() {
           {"first_token", 0},
           {"token_count", 16},
           {"last", true},
-          {"aux_slot", -1}};
+          {"aux_slot", -1},
+          {"window_pages", json::binary({2, 0, 0, 0})},
+          {"window_first", 16},
+          {"state_slot", 3}};
 }
 
 }  // namespace

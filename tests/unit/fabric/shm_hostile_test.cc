@@ -323,7 +323,8 @@ TEST_CASE("shm: messages survive their text form, and damaged texts are errors, 
   PoolLayout layout;
   layout.rank = 7;
   layout.page_size = 64;
-  layout.buffers.push_back(BufferPlace{BufferShape{3, BufferKind::kKey, 1152, 1ull << 40}, 2, 1ull << 50});
+  layout.buffers.push_back(
+      BufferPlace{BufferShape{3, BufferKind::kKey, 1152, 1ull << 40, 64, 66}, 2, 1ull << 50});
   layout.aux.push_back(AuxField{kAuxRoomField, 8, 16, 1, 4096});
   const std::vector<std::string> texts = {
       shm::to_text(shm::Hello{shm::random_token()}),

@@ -43,7 +43,7 @@ TEST_CASE("the ten presets have the published layers, heads and bytes per token"
       {"kimi-k2", 61, 1, 512 + 64, 7168, 1152, 576, 70272, 35136},
       {"deepseek-v3.2", 61, 1, 512 + 64, 7168, 1152 + 132, 656 + 132, 78324, 48068},
   };
-  CHECK(preset_names().size() == 10);
+  CHECK(preset_names().size() == 12);  // with the two linear hybrids below
   for (const Expected& expected : all) {
     INFO(expected.name);
     auto model = preset_geometry(expected.name);
@@ -154,13 +154,50 @@ TEST_CASE("a config.json with several faults names all of them in one message") 
                         Contains("auto"));
 }
 
+// preflight-spec 5: bytes of one request's state at TP 1, and of one token of the full-attention layers.
+TEST_CASE("linear hybrids have the published state, as presets and from config.json") {
+  const auto state_bytes = [](const ModelGeometry& model) {
+    std::uint64_t bytes = 0;
+    for (const StateTensor& tensor : model.state) {
+      bytes += tensor.outer * tensor.elements() * tensor.element_bytes;
+    }
+    return bytes;
+  };
+  const auto qwen = preset_geometry("qwen3-next-80b-a3b");
+  REQUIRE(qwen);
+  CHECK(qwen->state_layers.size() == 36);
+  CHECK(qwen->kv_layers.size() == 12);
+  CHECK(state_bytes(*qwen) == 49152 + 2097152);
+  CHECK(qwen->bytes_per_token_layer() == 2048);
+  const auto kimi = preset_geometry("kimi-linear-48b-a3b");
+  REQUIRE(kimi);
+  CHECK(kimi->kv_layers == std::vector<std::uint32_t>{3, 7, 11, 15, 19, 23, 26});
+  CHECK(state_bytes(*kimi) == 73728 + 2097152);
+  const auto read = geometry_from_hf_config(R"({"model_type": "qwen3_next", "num_hidden_layers": 48,
+      "hidden_size": 2048, "num_attention_heads": 16, "num_key_value_heads": 2, "head_dim": 256,
+      "full_attention_interval": 4, "linear_num_key_heads": 16, "linear_num_value_heads": 32,
+      "linear_key_head_dim": 128, "linear_value_head_dim": 128, "linear_conv_kernel_dim": 4})");
+  REQUIRE(read);
+  CHECK(read->state_layers == qwen->state_layers);
+  CHECK(read->state == qwen->state);
+  const auto read_kimi = geometry_from_hf_config(R"({"model_type": "kimi_linear", "num_hidden_layers": 27,
+      "hidden_size": 2304, "kv_lora_rank": 512, "qk_rope_head_dim": 64, "num_attention_heads": 32,
+      "linear_attn_config": {"full_attn_layers": [4, 8, 12, 16, 20, 24, 27], "num_heads": 32,
+      "head_dim": 128, "short_conv_kernel_size": 4}})");
+  REQUIRE(read_kimi);
+  CHECK(read_kimi->kv_layers == kimi->kv_layers);
+  CHECK(read_kimi->state == kimi->state);
+}
+
 TEST_CASE("models whose KV cannot be described are refused with the reason") {
   const std::string base = R"("num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
       "hidden_size": 64)";
   CHECK(error_of("{" + base + "}").empty());
-  CHECK_THAT(error_of("{" + base + R"(, "linear_attn_config": {"x": 1}})"), Contains("recurrent state"));
+  CHECK_THAT(error_of("{" + base + R"(, "linear_attn_config": {"x": 1}})"), Contains("full_attn_layers"));
   CHECK_THAT(error_of("{" + base + R"(, "layer_types": ["linear_attention", "full_attention"]})"),
-             Contains("layer_types[0]") && Contains("linear_attention"));
+             Contains("linear_num_key_heads is missing") && Contains("linear_conv_kernel_dim is missing"));
+  CHECK_THAT(error_of("{" + base + R"(, "layer_types": ["mamba", "full_attention"]})"),
+             Contains("layer_types[0]") && Contains("mamba"));
   CHECK_THAT(error_of("{" + base + R"(, "compress_ratios": [0, 4]})"), Contains("compress_ratios"));
   CHECK_THAT(error_of("{" + base + R"(, "is_encoder_decoder": true})"), Contains("encoder"));
   CHECK(error_of("{" + base + R"(, "is_encoder_decoder": false, "num_kv_shared_layers": 0})").empty());

@@ -20,8 +20,6 @@ ModelGeometry random_model(Rng& rng) {
   for (std::uint32_t layer = 0; layer < model.hidden_layers; ++layer) {
     if (rng.chance(3, 4) || (layer + 1 == model.hidden_layers && model.kv_layers.empty())) {
       model.kv_layers.push_back(layer);
-    } else if (rng.chance(1, 2)) {
-      model.sliding_layers.push_back(layer);
     }
   }
   if (rng.chance(1, 2)) {

@@ -338,7 +338,8 @@ TEST_CASE("pools that do not fit their topology or each other are refused by lay
   CHECK_THAT(refusal(bad, good_dst), Contains("layer 15 value: the prefill pool has no such buffer"));
   bad = good_dst;
   bad.buffers[5].row_bytes /= 2;
-  CHECK_THAT(refusal(good_src, bad), Contains("layer 5 key") && Contains("prefill has row_bytes 1024 and needs 1024 (4 heads)") &&
+  CHECK_THAT(refusal(good_src, bad), Contains("layer 5 key") &&
+                                         Contains("prefill has row_bytes 1024 and needs 1024 (4 heads)") &&
                                          Contains("decode has row_bytes 512 and needs 1024"));
   bad = good_dst;
   bad.buffers[5].row_bytes -= 1;

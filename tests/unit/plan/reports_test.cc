@@ -209,8 +209,9 @@ TEST_CASE(
   const auto refused = pair_layout(model, src, dst);
   REQUIRE_FALSE(refused);
   CHECK(refused.error().code == Code::kMismatch);
-  CHECK_THAT(refused.error().message, Contains("layer 24 latent: bytes per head differ") &&
-                                          Contains("prefill has 128") && Contains("decode has 576"));
+  CHECK_THAT(refused.error().message, Contains("layer 24 latent") &&
+                                          Contains("prefill has row_bytes 128 and needs 576") &&
+                                          Contains("decode has row_bytes 576"));
   // The same said by layer ids: what the model does not have, a source cannot send.
   RankShape with_draft = shape(mla(24, Dtype::kInt8), prefill, 0, 64);
   with_draft.buffers.push_back({24, BufferKind::kLatent, 128, 1u << 20});
