@@ -16,7 +16,8 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 
 
 def demo(build, *options, expect=0, timeout=600):
-    command = [str(build / "tools/kvferry"), "demo", "--memory", "0.5", *options]
+    memory = () if "--memory" in options else ("--memory", "0.5")
+    command = [str(build / "tools/kvferry"), "demo", *memory, *options]
     done = subprocess.run(command, capture_output=True, text=True, timeout=timeout)
     text = done.stdout + done.stderr
     if done.returncode != expect:
@@ -194,6 +195,20 @@ CASES = {
     "four heads, tp2 to tp8": transfer("tcp", "--model", "qwen3-235b-a22b", "--prefill", "tp=2", "--decode", "tp=8"),
     "gqa tp8 to tp2": transfer("shm", "--model", "llama-3.1-8b", "--prefill", "tp=8", "--decode", "tp=2"),
     "dcp 2 to 2": transfer("shm", "--prefill", "tp=2,dcp=2", "--decode", "tp=2,dcp=2"),
+    "dcp 4 to 2": transfer("tcp", "--prefill", "tp=4,dcp=4", "--decode", "tp=2,dcp=2"),
+    "dcp 2 to 8": transfer("shm", "--prefill", "tp=2,dcp=2", "--decode", "tp=8,dcp=8"),
+    "dcp 8 to 1": transfer("shm", "--prefill", "tp=8,dcp=8", "--decode", "tp=1"),
+    "gqa tp4 to tp2 x dcp2": transfer("tcp", "--model", "llama-3.1-8b", "--prefill", "tp=4", "--decode", "tp=4,dcp=2"),
+    "uneven stages to one, mha": transfer("shm", "--model", "llama-3.1-8b", "--prefill", "tp=1,pp=2,pp_layers=17+15", "--decode", "tp=1"),
+    "prefill cp zigzag": transfer("shm", "--prefill", "tp=1,cp=2,cp_split=zigzag", "--decode", "tp=2,dcp=2"),
+    "linear state, tp2 to tp4": transfer("tcp", "--model", "qwen3-next-80b-a3b", "--prefill", "tp=2", "--decode", "tp=4",
+                                         "--memory", "1.5", "--concurrency", "1"),
+    "mla with linear state": transfer("shm", "--model", "kimi-linear-48b-a3b", "--memory", "1.5", "--concurrency", "1"),
+    "sliding windows": transfer("tcp", "--model", "gpt-oss-120b", "--prefill", "tp=4", "--decode", "tp=8"),
+    "index pages": transfer("shm", "--model", "deepseek-v3.2", "--dtype", "fp8_e4m3"),
+    "index pages over tcp": transfer("tcp", "--model", "deepseek-v3.2"),
+    "draft layers": transfer("tcp", "--draft-layers", "1"),
+    "page 64 to 16": transfer("shm", "--page-size", "64", "--decode-page-size", "16"),
     "corrupt byte is found and named": corrupt,
     "prefill daemon killed over shm": killed("prefill", "shm"),
     "decode daemon killed over shm": killed("decode", "shm"),

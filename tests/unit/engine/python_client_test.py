@@ -36,8 +36,8 @@ class WithoutLibrary(unittest.TestCase):
         self.assertEqual(fcntl.fcntl(fd, 1034) & 2, 2)
 
     def test_structs_have_the_layout_of_the_c_header(self):
-        sizes = {kvferry._CBuffer: 40, kvferry._CAuxField: 32, kvferry._CPool: 64, kvferry._CChunk: 64,
-                 kvferry._CExpectation: 64, kvferry._CEvent: 560}
+        sizes = {kvferry._CBuffer: 56, kvferry._CAuxField: 32, kvferry._CPool: 64, kvferry._CChunk: 96,
+                 kvferry._CExpectation: 96, kvferry._CEvent: 560}
         self.assertEqual({c.__name__: ctypes.sizeof(c) for c in sizes},
                          {c.__name__: size for c, size in sizes.items()})
 
