@@ -54,7 +54,7 @@ struct Route {
 
 /// How much a transfer is checked beyond its bytes.
 struct Effort {
-  bool all_ranks = false;  // plan every prefill rank that is no target, not one in eight
+  bool all_ranks = false;  // look at every prefill rank that is no target, not at one in eight
   bool spoil = true;       // break a sixth of the chunks and compare the planner's verdict with the oracle's
 };
 
