@@ -64,9 +64,10 @@ std::string entry_count(const Descriptor& side) {
   return fmt::format("{} entries", side.ranks.empty() ? 0 : side.ranks.front().buffers.size());
 }
 
-/// Notes every entry that is missing, repeated or of the wrong kind on one rank. Entries of other layers are
-/// another rule's matter.
-void check_rank_entries(const Descriptor& side, const RankDescription& rank, FirstOf& found) {
+/// Notes every entry that is missing of the model's (`wanted`), repeated or of the wrong kind on one rank.
+/// Entries of other layers are another rule's matter.
+void check_rank_entries(const Descriptor& side, const std::vector<BufferId>& wanted,
+                        const RankDescription& rank, FirstOf& found) {
   std::set<EntryKey> present;
   for (std::size_t i = 0; i < rank.buffers.size(); ++i) {
     const EntryKey key{rank.buffers[i].layer, rank.buffers[i].kind};
@@ -78,12 +79,9 @@ void check_rank_entries(const Descriptor& side, const RankDescription& rank, Fir
                             entry_name(key), i, to_string(side.geometry.attention), to_string(key.second)));
     }
   }
-  const RankCoord coord = side.topology.coord(rank.index);
-  const Interval stage = ownership(side.topology, side.geometry, coord).layers;
-  for (const BufferId& id : side.geometry.pool_buffers(true)) {
-    const bool mine =
-        id.layer < side.geometry.hidden_layers ? stage.contains(id.layer) : coord.pp + 1 == side.topology.pp;
-    if (mine && !present.contains({id.layer, id.kind})) {
+  const Ownership own = ownership(side.topology, side.geometry, side.topology.coord(rank.index));
+  for (const BufferId& id : wanted) {
+    if (own.has_layer(side.geometry, id.layer) && !present.contains({id.layer, id.kind})) {
       found.add(fmt::format("rank {} has no entry for {}", rank.index, entry_name({id.layer, id.kind})));
     }
   }
@@ -95,9 +93,10 @@ void check_entries(const PeerPair& pair, RuleReport& report) {
       continue;
     }
     FirstOf found;
+    const std::vector<BufferId> wanted = side->geometry.pool_buffers(true);
     for (const RankDescription& rank : side->ranks) {
       if (rank.index < side->topology.rank_count()) {
-        check_rank_entries(*side, rank, found);
+        check_rank_entries(*side, wanted, rank, found);
       }
     }
     if (found.count > 0) {

@@ -61,16 +61,15 @@ Result<void> check_side(const ModelGeometry& model, const Side& side) {
 /// draft model are an error.
 Result<void> check_layers(const ModelGeometry& model, const Side& side, bool is_source) {
   const std::uint32_t known = model.hidden_layers + model.draft_layers;
-  const RankCoord& coord = side.shape.coord;
   for (std::size_t i = 0; i < side.shape.buffers.size(); ++i) {
     const BufferShape& buffer = side.shape.buffers[i];
     if (buffer.layer >= known && !is_source) {
       continue;
     }
-    const bool draft = buffer.layer >= model.hidden_layers && buffer.layer < known;
-    if (draft ? coord.pp + 1 != side.shape.topology.pp : !side.own.layers.contains(buffer.layer)) {
+    if (!side.own.has_layer(model, buffer.layer)) {
       return fail(Code::kMismatch, "{} buffer {} holds layer {}, its PP stage {} has layers {} to {}",
-                  side.name, i, buffer.layer, coord.pp, side.own.layers.begin, side.own.layers.end - 1);
+                  side.name, i, buffer.layer, side.shape.coord.pp, side.own.layers.begin,
+                  side.own.layers.end - 1);
     }
     if (!model.has_buffer(buffer.id())) {
       return fail(Code::kMismatch,
@@ -109,18 +108,27 @@ class Parts {
  public:
   Parts(const ModelGeometry& model, const Side& from, const Side& into)
       : model_(model), from_(from), into_(into) {
+    for (const RowSpace space : pairing_spaces(model)) {
+      pairings_[static_cast<std::size_t>(space)] = rank_pairing(model, from.shape.topology, from.shape.coord,
+                                                                into.shape.topology, into.shape.coord, space);
+    }
     parts_.push_back(empty_part(RowSpace::kTokens));
     parts_.front().src_page_size = parts_.front().src_pitch = from.shape.page_size;
     parts_.front().dst_page_size = parts_.front().dst_pitch = into.shape.page_size;
   }
 
+  /// Whether the two ranks meet over anything.
+  bool any() const {
+    return std::any_of(pairings_.begin(), pairings_.end(), [](const RankPairing& p) { return p.target; });
+  }
+
   /// Adds the pairs of one buffer that both sides own.
   Result<void> add(const BufferId& id) {
     const RowSpace space = model_.row_space(id);
-    PairLayout shape = empty_part(space);
-    if (!targets_[index_of(space)]) {
+    if (!pairing(space).target) {
       return {};
     }
+    PairLayout shape = empty_part(space);
     const auto src = find_buffer(from_.shape, id);
     const auto dst = find_buffer(into_.shape, id);
     if (space == RowSpace::kDraft && (!src || !dst)) {
@@ -156,15 +164,11 @@ class Parts {
 
  private:
   // Windows pair as the tokens do.
-  static std::size_t index_of(RowSpace space) {
-    return static_cast<std::size_t>(space == RowSpace::kWindow ? RowSpace::kTokens : space);
+  const RankPairing& pairing(RowSpace space) const {
+    return pairings_[static_cast<std::size_t>(space == RowSpace::kWindow ? RowSpace::kTokens : space)];
   }
 
-  PairLayout empty_part(RowSpace space) {
-    const RankPairing pairing =
-        rank_pairing(model_, from_.shape.topology, from_.shape.coord, into_.shape.topology, into_.shape.coord,
-                     space == RowSpace::kWindow ? RowSpace::kTokens : space);
-    targets_[index_of(space)] = pairing.target;
+  PairLayout empty_part(RowSpace space) const {
     PairLayout part;
     part.space = space;
     if (space != RowSpace::kState) {
@@ -174,8 +178,8 @@ class Parts {
       part.src_tokens = from_.own.tokens;
       part.dst_tokens = into_.own.tokens;
     }
-    part.replica = pairing.replica;
-    part.replicas = pairing.replicas;
+    part.replica = pairing(space).replica;
+    part.replicas = pairing(space).replicas;
     part.src_pages = part.dst_pages = std::numeric_limits<std::uint64_t>::max();
     return part;
   }
@@ -195,7 +199,7 @@ class Parts {
   const Side& from_;
   const Side& into_;
   std::vector<PairLayout> parts_;
-  std::array<bool, kRowSpaces> targets_{};
+  std::array<RankPairing, kRowSpaces> pairings_{};
 };
 
 }  // namespace
@@ -214,6 +218,9 @@ Result<std::vector<PairLayout>> pair_layouts(const ModelGeometry& model, const R
   KVF_TRY_VOID(check_interleaves(from.own.tokens, into.own.tokens));
 
   Parts parts(model, from, into);
+  if (!parts.any()) {
+    return parts.take();
+  }
   const Interval layers = intersect(from.own.layers, into.own.layers);
   for (const BufferId& id : model.pool_buffers(true)) {
     if (id.layer >= model.hidden_layers || layers.contains(id.layer)) {

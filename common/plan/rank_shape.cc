@@ -45,14 +45,13 @@ std::uint32_t rank_row_bytes(const ModelGeometry& model, const Topology& topolog
 std::vector<BufferShape> rank_buffers(const ModelGeometry& model, const Topology& topology,
                                       const RankCoord& coord, std::uint64_t pages,
                                       std::uint32_t draft_page_rows) {
-  const Interval layers = ownership(topology, model, coord).layers;
-  const bool last_stage = coord.pp + 1 == topology.pp;
+  const Ownership own = ownership(topology, model, coord);
   std::vector<BufferShape> buffers;
   for (const BufferId& id : model.pool_buffers(draft_page_rows != 0)) {
-    const RowSpace space = model.row_space(id);
-    if (space == RowSpace::kDraft ? !last_stage : !layers.contains(id.layer)) {
+    if (!own.has_layer(model, id.layer)) {
       continue;
     }
+    const RowSpace space = model.row_space(id);
     BufferShape shape{id.layer, id.kind, rank_row_bytes(model, topology, coord, id.kind), pages};
     if (space == RowSpace::kDraft || space == RowSpace::kState) {
       shape.page_rows = space == RowSpace::kDraft ? draft_page_rows : 1;

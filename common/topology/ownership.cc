@@ -102,6 +102,7 @@ Ownership ownership(const Topology& topology, const ModelGeometry& model, const 
             coord.dp < topology.dp);
   Ownership own;
   own.layers = stage_layers(topology, model.hidden_layers, coord.pp);
+  own.last_stage = coord.pp + 1 == topology.pp;
   const std::uint32_t ranks = topology.head_ranks();
   const std::uint32_t rank = coord.tp / topology.dcp;
   const std::uint32_t heads = model.attention == AttentionKind::kMla ? 1 : model.kv_heads;

@@ -66,7 +66,7 @@ RankPairing rank_pairing(const ModelGeometry& model, const Topology& prefill, co
     return {};
   }
   if (space == RowSpace::kDraft) {
-    if (prefill_coord.pp + 1 != prefill.pp || decode_coord.pp + 1 != decode.pp) {
+    if (!src.last_stage || !dst.last_stage) {
       return {};
     }
     // Every DCP rank holds all of it, on both sides.

@@ -99,10 +99,17 @@ struct TokenClass {
 
 struct Ownership {
   Interval layers;             // hidden layer ids of the PP stage
+  bool last_stage = false;     // which also has the draft model's layers
   Interval heads;              // global KV head ids (MLA: [0,1) on every rank)
   std::uint32_t replicas = 1;  // ranks of this side's TP group that own the same heads and tokens
   std::uint32_t replica = 0;   // which of them this is
   TokenClass tokens;
+
+  /// Whether a layer of the target or of the draft model is on this rank's stage.
+  bool has_layer(const ModelGeometry& model, std::uint32_t layer) const {
+    return layer < model.hidden_layers ? layers.contains(layer)
+                                       : last_stage && layer - model.hidden_layers < model.draft_layers;
+  }
 };
 
 /// What `coord` owns. Call validate() first; an illegal topology is a broken invariant here.
