@@ -108,10 +108,8 @@ Result<void> Rooms::check(const EngineExpectation& want, const LocalRank& local)
                 want.pages.size(), options_.pages_per_room_max);
   }
   KVF_TRY_VOID(check_free(want.room, "page", want.pages, local.page_owner));
-  const std::uint64_t window =
-      std::min<std::uint64_t>(options_.model.sliding_window, want.token_count - want.prefix);
-  KVF_TRY_VOID(check_hybrid(*local.pool, virtual_page, want.room,
-                            {want.token_count - window, want.token_count}, want.token_count, want.hybrid));
+  const Interval window = window_of(options_.model.sliding_window, {want.prefix, want.token_count});
+  KVF_TRY_VOID(check_hybrid(*local.pool, virtual_page, want.room, window, want.token_count, want.hybrid));
   KVF_TRY_VOID(check_free(want.room, "window page", want.hybrid.window_pages, local.window_owner));
   KVF_TRY_VOID(check_free(want.room, "state slot", slots_of(want.hybrid), local.state_owner));
   for (const AuxField& field : local.pool->layout().aux) {

@@ -173,6 +173,9 @@ struct PartRequest {
   RequestRows dst;
 };
 
+/// The last tokens of a request that sliding-window layers keep: at most `window` of those that move.
+Interval window_of(std::uint32_t window, const Interval& request);
+
 /// plan_chunk() for what `layout` needs of the chunk: its tokens, its window [max(request.begin, request.end
 /// - window), tokens.end), or its state. Errors (kInvalid) also name window pages or a state slot that a side
 /// did not give.

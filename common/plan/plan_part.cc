@@ -9,8 +9,7 @@ namespace {
 
 /// The last tokens of the request, as far as prefill has computed them.
 Result<ChunkRequest> window_chunk(const PartRequest& part) {
-  const std::uint64_t length = std::min<std::uint64_t>(part.window, part.request.size());
-  const std::uint64_t begin = part.request.end - length;
+  const std::uint64_t begin = window_of(part.window, part.request).begin;
   const std::uint64_t end = std::max(begin, part.tokens.end);
   for (const auto& [side, first] :
        {std::pair{"prefill", part.src.window_first}, {"decode", part.dst.window_first}}) {
@@ -32,6 +31,10 @@ Result<ChunkRequest> window_chunk(const PartRequest& part) {
 }
 
 }  // namespace
+
+Interval window_of(std::uint32_t window, const Interval& request) {
+  return {request.end - std::min<std::uint64_t>(window, request.size()), request.end};
+}
 
 Result<Plan> plan_part(const PairLayout& layout, const PartRequest& part) {
   if (layout.pairs.empty()) {

@@ -83,8 +83,7 @@ void add_window(PlannedSide& side, const PlanRequest& request) {
   if (request.model.sliding_layers.empty()) {
     return;
   }
-  const std::uint64_t moved = request.tokens - request.prefix;
-  const std::uint64_t begin = request.tokens - std::min<std::uint64_t>(moved, request.model.sliding_window);
+  const std::uint64_t begin = window_of(request.model.sliding_window, {request.prefix, request.tokens}).begin;
   side.window_first = begin - begin % side.virtual_page();
   const std::uint64_t pages =
       (request.tokens - side.window_first + side.virtual_page() - 1) / side.virtual_page();
