@@ -8,6 +8,7 @@
 #include <set>
 
 #include "common/config/fields.h"
+#include "common/handshake/descriptor_json.h"
 
 namespace kvferry {
 namespace {
@@ -299,22 +300,13 @@ Result<DaemonConfig> load_daemon_config(Role role, const std::string& path) {
 }
 
 std::string print_daemon_config(Role role, const DaemonConfig& config) {
-  const Topology& t = config.topology;
   json out = {
       {"instance", config.instance},
       {"model", config.model_name},
       {"dtype", to_string(config.model.dtype)},
       {"draft_layers", config.model.draft_layers},
       {"page_size", config.page_size},
-      {"topology",
-       {{"tp", t.tp},
-        {"pp", t.pp},
-        {"cp", t.cp},
-        {"cp_split", to_string(t.cp_split)},
-        {"dp", t.dp},
-        {"dcp", t.dcp},
-        {"dcp_interleave", t.dcp_interleave},
-        {"pp_layers", t.pp_layers}}},
+      {"topology", topology_to_json(config.topology)},
       {"ranks", config.ranks},
       {"engine_socket",
        {{"path", config.engine_socket.path},

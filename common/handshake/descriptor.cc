@@ -45,17 +45,6 @@ json geometry_to_json(const ModelGeometry& geometry) {
           {"dtype", to_string(geometry.dtype)}};
 }
 
-json topology_to_json(const Topology& topology) {
-  return {{"tp", topology.tp},
-          {"pp", topology.pp},
-          {"cp", topology.cp},
-          {"cp_split", to_string(topology.cp_split)},
-          {"dp", topology.dp},
-          {"dcp", topology.dcp},
-          {"dcp_interleave", topology.dcp_interleave},
-          {"pp_layers", topology.pp_layers}};
-}
-
 json rank_to_json(const RankDescription& rank) {
   json out = {{"index", rank.index},
               {"coord",
@@ -321,6 +310,17 @@ std::map<std::string, std::uint64_t> limits_from_json(JsonObject& object) {
 
 std::string_view to_string(Role role) {
   return role == Role::kPrefill ? "prefill" : "decode";
+}
+
+json topology_to_json(const Topology& topology) {
+  return {{"tp", topology.tp},
+          {"pp", topology.pp},
+          {"cp", topology.cp},
+          {"cp_split", to_string(topology.cp_split)},
+          {"dp", topology.dp},
+          {"dcp", topology.dcp},
+          {"dcp_interleave", topology.dcp_interleave},
+          {"pp_layers", topology.pp_layers}};
 }
 
 json descriptor_to_json(const Descriptor& descriptor) {

@@ -8,6 +8,8 @@
 #include <cstdlib>
 #include <fstream>
 
+#include "common/handshake/descriptor_json.h"
+
 namespace kvferry {
 namespace {
 
@@ -43,17 +45,6 @@ Result<std::filesystem::path> private_directory() {
         errno_error("a private directory for the demo (" + path + ")", error ? error.value() : errno));
   }
   return std::filesystem::path(path);
-}
-
-nlohmann::json topology_json(const Topology& topology) {
-  return {{"tp", topology.tp},
-          {"pp", topology.pp},
-          {"cp", topology.cp},
-          {"cp_split", to_string(topology.cp_split)},
-          {"dp", topology.dp},
-          {"dcp", topology.dcp},
-          {"dcp_interleave", topology.dcp_interleave},
-          {"pp_layers", topology.pp_layers}};
 }
 
 Result<std::string> find_program(const std::filesystem::path& directory, const std::string& folder,
@@ -98,7 +89,7 @@ Result<void> DemoCluster::write_config(Side side) const {
                         {"model", options_.model},
                         {"page_size", layout_.page_size(side)},
                         {"draft_layers", options_.draft_layers},
-                        {"topology", topology_json(layout_.topology(side))},
+                        {"topology", topology_to_json(layout_.topology(side))},
                         {"engine_socket", {{"path", (directory_ / (name + ".sock")).string()}}},
                         {"metrics", {{"listen", "127.0.0.1:0"}}}};
   if (!options_.dtype.empty()) {
