@@ -130,9 +130,6 @@ Result<void> GrantTable::open(Grant grant) {
   KVF_TRY_VOID(check_aux_slot(grant, *pool->second));
   Entry entry;
   entry.pool = pool->second;
-  entry.pages = {grant.pages, grant.pages, grant.window_pages, grant.state_slot};
-  entry.has_aux = grant.has_aux;
-  entry.aux_slot = grant.aux_slot;
   for (const auto& [rank, peer] : grant.sources) {
     const auto same_rank = [wanted = rank](const Source& source) { return source.rank == wanted; };
     if (std::any_of(entry.sources.begin(), entry.sources.end(), same_rank)) {
@@ -143,7 +140,9 @@ Result<void> GrantTable::open(Grant grant) {
     source.peer = peer;
     entry.sources.push_back(source);
   }
-  grants_.emplace(grant.key, std::move(entry));
+  const GrantKey key = grant.key;
+  entry.grant = std::move(grant);
+  grants_.emplace(key, std::move(entry));
   return {};
 }
 
@@ -188,7 +187,7 @@ Admission<Placement> GrantTable::admit(const BlockHeader& header, PeerId peer) {
   Placement placement;
   if (header.type == BlockType::kAux) {
     const auto& fields = entry.pool->layout().aux;
-    if (!entry.has_aux || header.dst_index != entry.aux_slot || header.target >= fields.size()) {
+    if (!entry.grant.has_aux || header.dst_index != entry.grant.aux_slot || header.target >= fields.size()) {
       return illegal("room {}: aux field {} slot {} is outside the grant", header.key.grant.room,
                      header.target, header.dst_index);
     }
@@ -196,7 +195,7 @@ Admission<Placement> GrantTable::admit(const BlockHeader& header, PeerId peer) {
       return illegal("room {}: aux field '{}' takes {} bytes, but the block has {}", header.key.grant.room,
                      fields[header.target].name, fields[header.target].width, header.row_bytes);
     }
-    placement.base_ = entry.pool->aux_row(header.target, entry.aux_slot).data();
+    placement.base_ = entry.pool->aux_row(header.target, entry.grant.aux_slot).data();
     placement.stride_ = header.row_bytes;
   } else {
     if (header.target >= entry.pool->buffer_count()) {
@@ -204,7 +203,7 @@ Admission<Placement> GrantTable::admit(const BlockHeader& header, PeerId peer) {
                      header.target, entry.pool->buffer_count());
     }
     const BufferPlace& place = entry.pool->layout().buffers[header.target];
-    const Grant::Pages& pages = entry.pages[static_cast<std::size_t>(place.space)];
+    const Grant::Pages& pages = entry.grant.pages_of(place.space);
     const std::uint64_t page_rows = place.shape.rows_of_page(entry.pool->page_size());
     const std::uint64_t row_limit = pages ? page_rows * pages->size() : 0;
     if (end_index(header) > row_limit) {

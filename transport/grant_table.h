@@ -8,7 +8,6 @@
 // Landed comes back exactly once per source, from whichever call completes the count, in any order of blocks
 // and notice.
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -102,10 +101,8 @@ class GrantTable {
   };
   struct Entry {
     std::shared_ptr<const Pool> pool;
-    std::array<Grant::Pages, kRowSpaces> pages;
-    bool has_aux = false;
-    std::uint32_t aux_slot = 0;
-    std::vector<Source> sources;
+    Grant grant;
+    std::vector<Source> sources;  // of the grant, with what each has delivered
   };
   struct Found {
     Entry* entry = nullptr;
