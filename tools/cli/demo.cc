@@ -8,22 +8,13 @@
 namespace kvferry {
 namespace {
 
-void add_layout_options(CLI::App& command, DemoOptions& options) {
-  command.add_option("--model", options.model, "preset name or path of a config.json")->capture_default_str();
-  command.add_option("--dtype", options.dtype,
-                     "bf16, fp16, fp8_e4m3, fp8_e5m2, fp32, int8; replaces the model's");
-  command.add_option("--prefill", options.prefill, "prefill layout")->capture_default_str();
-  command.add_option("--decode", options.decode,
-                     "decode layout; default tp=4,dcp=4 for MLA models, tp=4 for others");
+void add_side_options(CLI::App& command, DemoOptions& options) {
+  add_layout_options(command, options);
   command.add_option("--page-size", options.page_size, "tokens of a page")
       ->check(CLI::Range(1u, 65536u))
       ->capture_default_str();
   command.add_option("--decode-page-size", options.decode_page_size, "of the decode side, where it differs")
       ->check(CLI::Range(1u, 65536u));
-  command
-      .add_option("--draft-layers", options.draft_layers,
-                  "layers of a draft model whose KV moves too (speculative decoding)")
-      ->check(CLI::Range(0u, 64u));
   command.add_option("--fabric", options.fabric, "shm, tcp, ucx (over shared memory) or ucx-tcp")
       ->check(CLI::IsMember({"shm", "tcp", "ucx", "ucx-tcp"}))
       ->capture_default_str();
@@ -76,7 +67,7 @@ void add_demo_command(CLI::App& app, int& exit_status) {
   auto options = std::make_shared<DemoOptions>();
   CLI::App* command = app.add_subcommand(
       "demo", "Both daemons with synthetic engines on this machine: replays a trace and compares every byte");
-  add_layout_options(*command, *options);
+  add_side_options(*command, *options);
   add_load_options(*command, *options);
   add_trial_options(*command, *options);
   command->callback([options, &exit_status] { exit_status = run_demo(*options, program_directory()); });

@@ -9,13 +9,8 @@
 namespace kvferry {
 namespace {
 
-void add_layout_options(CLI::App& command, PlanOptions& options) {
-  command.add_option("--model", options.model, "preset name or path of a config.json")->capture_default_str();
-  command.add_option("--dtype", options.dtype,
-                     "bf16, fp16, fp8_e4m3, fp8_e5m2, fp32, int8; replaces the model's");
-  command.add_option("--prefill", options.prefill, "prefill layout")->capture_default_str();
-  command.add_option("--decode", options.decode,
-                     "decode layout; default tp=4,dcp=4 for MLA models, tp=4 for others");
+void add_side_options(CLI::App& command, PlanOptions& options) {
+  add_layout_options(command, options);
   command.add_option("--prefill-dp", options.prefill_dp, "prefill DP rank of the request")
       ->capture_default_str();
   command.add_option("--decode-dp", options.decode_dp, "decode DP rank of the request")
@@ -26,8 +21,6 @@ void add_layout_options(CLI::App& command, PlanOptions& options) {
       ->capture_default_str();
   command.add_option("--prefill-page-size", options.prefill_page_size, "of prefill only")->check(page_sizes);
   command.add_option("--decode-page-size", options.decode_page_size, "of decode only")->check(page_sizes);
-  command.add_option("--draft-layers", options.draft_layers, "layers of a draft model whose KV moves too")
-      ->check(CLI::Range(0u, 64u));
 }
 
 void add_request_options(CLI::App& command, PlanOptions& options) {
@@ -77,7 +70,7 @@ void add_plan_command(CLI::App& app, int& exit_status) {
   CLI::App* command = app.add_subcommand(
       "plan", "What a request between two layouts would move: bytes, writes, time; no daemon is needed");
   command->footer("Exit status: 0 supported, 1 not supported (every reason is listed), 2 wrong usage.");
-  add_layout_options(*command, *options);
+  add_side_options(*command, *options);
   add_request_options(*command, *options);
   add_cost_options(*command, options->cost);
   add_output_options(*command, *options);

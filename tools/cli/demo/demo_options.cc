@@ -31,11 +31,8 @@ Result<DemoLayout> demo_layout(const DemoOptions& options) {
   if (!options.dtype.empty()) {
     KVF_TRY(layout.model.dtype, parse_dtype(options.dtype));
   }
-  const bool mla = layout.model.attention == AttentionKind::kMla;
   KVF_TRY(layout.prefill, parse_topology(options.prefill));
-  KVF_TRY(layout.decode, parse_topology(!options.decode.empty() ? options.decode
-                                        : mla                   ? "tp=4,dcp=4"
-                                                                : "tp=4"));
+  KVF_TRY(layout.decode, parse_topology(options.decode_layout(layout.model)));
   for (const Side side : {Side::kPrefill, Side::kDecode}) {
     const auto valid = validate(layout.topology(side), layout.model);
     if (!valid) {

@@ -7,6 +7,7 @@
 #include "common/base/result.h"
 #include "common/model/geometry.h"
 #include "common/topology/topology.h"
+#include "tools/cli/layout_options.h"
 
 namespace kvferry {
 
@@ -16,18 +17,11 @@ inline Side other(Side side) {
   return side == Side::kPrefill ? Side::kDecode : Side::kPrefill;
 }
 
-struct DemoOptions {
-  std::string model = "deepseek-v3";
-  std::string dtype;
-  std::string prefill = "tp=2";
-  std::string decode;  // empty: tp=4,dcp=4 for MLA models, tp=4 for others
+struct DemoOptions : LayoutOptions {
   std::string fabric = "shm";
   std::string trace;  // empty: generated
   std::uint64_t requests = 40;
   std::uint64_t seed = 1;
-  std::uint32_t page_size = 64;
-  std::uint32_t decode_page_size = 0;  // 0: page_size
-  std::uint32_t draft_layers = 0;
   std::uint32_t concurrency = 4;
   std::uint64_t chunk_tokens = 8192;
   double memory_gib = 0;  // 0: 65 % of what is available

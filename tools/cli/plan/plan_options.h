@@ -6,6 +6,7 @@
 #include <string>
 
 #include "common/base/ids.h"
+#include "tools/cli/layout_options.h"
 #include "transport/block_cutter.h"
 #include "transport/ucx/put_limits.h"
 
@@ -24,17 +25,10 @@ struct CostOptions {
   std::uint64_t staging_bytes = 2u << 20;  // of one source rank
 };
 
-struct PlanOptions {
-  std::string model = "deepseek-v3";
-  std::string dtype;  // empty: the model's
-  std::string prefill = "tp=2";
-  std::string decode;  // empty: tp=4,dcp=4 for MLA models, tp=4 for others
+struct PlanOptions : LayoutOptions {
   std::uint32_t prefill_dp = 0;
   std::uint32_t decode_dp = 0;
-  std::uint32_t page_size = 64;
   std::uint32_t prefill_page_size = 0;  // 0: page_size
-  std::uint32_t decode_page_size = 0;
-  std::uint32_t draft_layers = 0;
   std::uint64_t tokens = 65536;
   std::uint64_t prefix = 0;
   Room room = 1;

@@ -139,11 +139,8 @@ Result<PlanRequest> read_request(const PlanOptions& options) {
   if (!options.dtype.empty()) {
     out.model.dtype = problems.take("--dtype", parse_dtype(options.dtype));
   }
-  const bool mla = out.model.attention == AttentionKind::kMla;
   out.prefill.topology = problems.take("--prefill", parse_topology(options.prefill));
-  out.decode.topology = problems.take("--decode", parse_topology(!options.decode.empty() ? options.decode
-                                                                 : mla                   ? "tp=4,dcp=4"
-                                                                                         : "tp=4"));
+  out.decode.topology = problems.take("--decode", parse_topology(options.decode_layout(out.model)));
   const auto page_size = [&](std::uint32_t own) { return own == 0 ? options.page_size : own; };
   out.prefill.page_size = page_size(options.prefill_page_size);
   out.decode.page_size = page_size(options.decode_page_size);
