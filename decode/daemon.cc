@@ -122,6 +122,7 @@ void Daemon::on_fabric(FabricKind kind, const FabricEvent& event) {
     // nothing.
     const auto used = peer_fabric_.find(down->peer);
     if (used == peer_fabric_.end() || used->second->kind() != kind) {
+      services_->fabric_down(down->peer, kind);
       return;
     }
   }
@@ -250,9 +251,9 @@ Result<void> Daemon::on_expect(EngineId engine, EngineExpectation expectation) {
   return expected;
 }
 
-Result<void> Daemon::on_abort(EngineId engine, Room room, std::string reason) {
+Result<void> Daemon::on_abort(EngineId engine, EngineAbort abort) {
   Actions actions;
-  const auto aborted = rooms_.abort(steady_now(), engine, room, reason, actions);
+  const auto aborted = rooms_.abort(steady_now(), engine, abort, actions);
   perform(actions);
   return aborted;
 }

@@ -223,18 +223,15 @@ void Services::tick(std::int64_t now) {
       connect(id);
     }
   }
-  const std::int64_t silence_max =
-      config_.timeouts.heartbeat_interval.count() * config_.timeouts.heartbeat_misses;
   std::vector<std::pair<PeerId, Error>> lost;
   for (auto& [id, peer] : peers_) {
-    if (peer.channel && now - peer.last_heard > silence_max) {
-      lost.emplace_back(
-          id, Error{Code::kPeerLost, fmt::format("no heartbeat for {:.1f} s",
-                                                 static_cast<double>(now - peer.last_heard) / 1e9)});
+    auto silence = peer.link ? peer.link->silence(now) : std::nullopt;
+    if (silence) {
+      lost.emplace_back(id, *std::move(silence));
     } else if (peer.channel && !peer.up && now - peer.started > 4 * config_.timeouts.connect.count()) {
       lost.emplace_back(id, Error{Code::kDeadline, "its fabric did not connect in time"});
     } else if (peer.channel) {
-      send(id, message::Heartbeat{++peer.heartbeats});
+      send_bytes(id, peer, peer.link->heartbeat());
     }
   }
   for (const auto& [id, error] : lost) {

@@ -12,9 +12,11 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "common/control/channel.h"
+#include "common/control/link.h"
 #include "common/control/messages.h"
 #include "common/daemon/config.h"
 #include "common/handshake/verdict.h"
@@ -56,6 +58,9 @@ class Services {
   void broadcast(const ControlMessage& message);
   void lose(PeerId peer, const Error& error);
   ReceiveFabric* fabric(PeerId peer);
+  /// A connection of this peer over that fabric has ended. Of a peer that has not reported its fabric yet it
+  /// is remembered: the report may still be on the way, and nothing would ever end that peer's transfers.
+  void fabric_down(PeerId peer, FabricKind kind);
   void tick(std::int64_t now);
 
   std::size_t connected() const;
@@ -89,15 +94,16 @@ class Services {
     HostPort address;
     Descriptor prefill;
     std::shared_ptr<Channel> channel;
+    std::optional<ControlLink> link;  // with the channel
     std::shared_ptr<Pending> pending;
     ReceiveFabric* fabric = nullptr;
     std::string carries;
     bool up = false;
+    std::vector<FabricKind> ended;  // connections that ended before it was up
     std::int64_t started = 0;
-    std::int64_t last_heard = 0;
-    std::uint64_t heartbeats = 0;
   };
 
+  void send_bytes(PeerId id, Peer& peer, std::string bytes);
   void connect(ServiceId id);
   void on_topology(ServiceId id, const Result<HttpResponse>& answer);
   void connect_peer(const HostPort& address);

@@ -1,5 +1,6 @@
 // One prefill daemon: handshake, channel, fabric, and its loss.
 
+#include <algorithm>
 #include <boost/asio/post.hpp>
 
 #include "common/base/clock.h"
@@ -85,7 +86,7 @@ void Services::on_channel(PeerId id, Result<std::shared_ptr<Channel>> channel) {
     return;
   }
   at->second.channel = *std::move(channel);
-  at->second.last_heard = steady_now();
+  at->second.link.emplace(steady_now(), config_.timeouts.silence_max());
   at->second.channel->start([this, id](std::string_view bytes) { on_message(id, bytes); },
                             [this, id](const Error& error) {
                               lose(id, Error{Code::kPeerLost, "control channel: " + error.message});
@@ -100,14 +101,20 @@ void Services::on_message(PeerId id, std::string_view bytes) {
   if (at == peers_.end()) {
     return;
   }
-  at->second.last_heard = steady_now();
-  const auto message = decode_control(bytes);
+  const auto message = at->second.link->unwrap(steady_now(), bytes);
   if (!message) {
     lose(id, message.error());
   } else if (const auto* status = std::get_if<message::FabricStatus>(&*message)) {
     on_fabric_status(id, *status);
   } else {
     events_.on_control(id, *message);
+  }
+}
+
+void Services::fabric_down(PeerId id, FabricKind kind) {
+  const auto at = peers_.find(id);
+  if (at != peers_.end() && !at->second.up) {
+    at->second.ended.push_back(kind);
   }
 }
 
@@ -124,6 +131,11 @@ void Services::on_fabric_status(PeerId id, const message::FabricStatus& status) 
                fmt::format("it reports fabric '{}', which was not offered or is up already", status.kind)});
     return;
   }
+  if (std::find(peer.ended.begin(), peer.ended.end(), peer.fabric->kind()) != peer.ended.end()) {
+    lose(id, Error{Code::kPeerLost,
+                   fmt::format("its {} connection had ended before it was reported", status.kind)});
+    return;
+  }
   peer.up = true;
   peer.carries = status.carries;
   KVF_LOG_INFO("prefill daemon connected", kv("peer", name(id)), kv("fabric", status.kind),
@@ -136,10 +148,13 @@ void Services::on_fabric_status(PeerId id, const message::FabricStatus& status) 
 
 void Services::send(PeerId id, const ControlMessage& message) {
   const auto at = peers_.find(id);
-  if (at == peers_.end() || !at->second.channel) {
-    return;
+  if (at != peers_.end() && at->second.channel) {
+    send_bytes(id, at->second, at->second.link->wrap(message));
   }
-  const auto sent = at->second.channel->send(encode(message));
+}
+
+void Services::send_bytes(PeerId id, Peer& peer, std::string bytes) {
+  const auto sent = peer.channel->send(std::move(bytes));
   if (!sent && sent.error().code != Code::kUnavailable) {
     boost::asio::post(io_, [this, id, error = sent.error()] { lose(id, error); });
   }

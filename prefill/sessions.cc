@@ -97,7 +97,7 @@ void Sessions::accepted(const HttpRequest& request, std::shared_ptr<Channel> cha
   }
   Session& session = sessions_.at(peer);
   session.channel = std::move(channel);
-  session.last_heard = steady_now();
+  session.link.emplace(steady_now(), config_.timeouts.silence_max());
   KVF_LOG_INFO("decode daemon connected", kv("peer", name(peer)));
   events_.on_connected(peer, session.decode);
   session.channel->start(
@@ -106,8 +106,7 @@ void Sessions::accepted(const HttpRequest& request, std::shared_ptr<Channel> cha
         if (at == sessions_.end()) {
           return;
         }
-        at->second.last_heard = steady_now();
-        const auto message = decode_control(bytes);
+        const auto message = at->second.link->unwrap(steady_now(), bytes);
         if (!message) {
           lose(peer, message.error());
           return;
@@ -167,10 +166,13 @@ void Sessions::on_candidate_down(PeerId peer, FabricKind kind, const Error& erro
 
 void Sessions::send(PeerId peer, const ControlMessage& message) {
   const auto at = sessions_.find(peer);
-  if (at == sessions_.end() || !at->second.channel) {
-    return;
+  if (at != sessions_.end() && at->second.channel) {
+    send_bytes(peer, at->second, at->second.link->wrap(message));
   }
-  const auto sent = at->second.channel->send(encode(message));
+}
+
+void Sessions::send_bytes(PeerId peer, Session& session, std::string bytes) {
+  const auto sent = session.channel->send(std::move(bytes));
   if (!sent && sent.error().code != Code::kUnavailable) {
     // A peer that does not read its control messages cannot be served; nothing may be dropped silently.
     boost::asio::post(io_, [this, peer, error = sent.error()] { lose(peer, error); });
@@ -204,20 +206,16 @@ SendFabric* Sessions::fabric(PeerId peer) {
 }
 
 void Sessions::tick(std::int64_t now) {
-  const std::int64_t silence_max =
-      config_.timeouts.heartbeat_interval.count() * config_.timeouts.heartbeat_misses;
   std::vector<std::pair<PeerId, Error>> lost;
   for (auto& [peer, session] : sessions_) {
     if (!session.channel) {
       if (now - session.created > config_.timeouts.connect.count()) {
         lost.emplace_back(peer, Error{Code::kDeadline, "no control channel followed the handshake"});
       }
-    } else if (now - session.last_heard > silence_max) {
-      lost.emplace_back(
-          peer, Error{Code::kPeerLost, fmt::format("no heartbeat for {:.1f} s",
-                                                   static_cast<double>(now - session.last_heard) / 1e9)});
+    } else if (auto silence = session.link->silence(now)) {
+      lost.emplace_back(peer, *std::move(silence));
     } else {
-      send(peer, message::Heartbeat{++session.heartbeats});
+      send_bytes(peer, session, session.link->heartbeat());
     }
   }
   for (const auto& [peer, error] : lost) {

@@ -9,10 +9,12 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "common/control/channel.h"
+#include "common/control/link.h"
 #include "common/control/messages.h"
 #include "common/daemon/config.h"
 #include "common/handshake/verdict.h"
@@ -75,15 +77,15 @@ class Sessions {
     Descriptor decode;
     std::uint64_t token = 0;
     std::int64_t created = 0;
-    std::int64_t last_heard = 0;
-    std::uint64_t heartbeats = 0;
     std::shared_ptr<Channel> channel;
+    std::optional<ControlLink> link;  // with the channel
     std::vector<std::pair<SendFabric*, FabricOffer>> candidates;
     std::size_t candidate = 0;
     bool up = false;
     std::string carries;
     std::string problems;  // of the candidates that failed
   };
+  void send_bytes(PeerId peer, Session& session, std::string bytes);
   PeerId find_token(const HttpRequest& request) const;
   void next_candidate(PeerId peer);
   void drop_epoch(Epoch epoch);

@@ -50,6 +50,9 @@ struct TimeoutConfig {
   Duration connect = std::chrono::seconds(5);      // one HTTP exchange or fabric connection attempt
   Duration heartbeat_interval = std::chrono::seconds(1);
   std::uint32_t heartbeat_misses = 3;
+
+  /// A peer that says nothing for longer is lost.
+  Duration silence_max() const { return heartbeat_interval * heartbeat_misses; }
 };
 
 struct LimitConfig {
