@@ -86,7 +86,7 @@ class Rooms {
   Result<void> attach(EngineId engine, RankIndex rank, std::shared_ptr<const Pool> pool);
   Result<void> expect(Nanos now, EngineId engine, EngineExpectation expectation, ServiceId service,
                       Actions& out);
-  Result<void> abort(Nanos now, EngineId engine, Room room, const std::string& reason, Actions& out);
+  Result<void> abort(Nanos now, EngineId engine, const EngineAbort& abort, Actions& out);
   void engine_gone(Nanos now, EngineId engine, Actions& out);
 
   // Services and peers (prefill daemons).

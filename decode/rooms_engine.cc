@@ -178,7 +178,8 @@ Result<void> Rooms::expect(Nanos now, EngineId engine, EngineExpectation want, S
   return {};
 }
 
-Result<void> Rooms::abort(Nanos now, EngineId engine, Room room, const std::string& reason, Actions& out) {
+Result<void> Rooms::abort(Nanos now, EngineId engine, const EngineAbort& abort, Actions& out) {
+  const Room room = abort.room;
   const auto rank = rank_of(engine);
   if (!rank) {
     return fail(Code::kInvalid, "this engine has not attached");
@@ -190,7 +191,7 @@ Result<void> Rooms::abort(Nanos now, EngineId engine, Room room, const std::stri
   }
   begin_end(now, at->second,
             Error{Code::kAborted, fmt::format("aborted by the decode engine of rank {}{}{}", *rank,
-                                              reason.empty() ? "" : ": ", reason)},
+                                              abort.reason.empty() ? "" : ": ", abort.reason)},
             out);
   settle(now, key, out);
   return {};

@@ -172,6 +172,11 @@ void Daemon::perform_one(SendMessage& action) {
 }
 
 void Daemon::perform_one(TellEngine& action) {
+  if (action.event.type != EngineEventType::kGranted && action.event.type != EngineEventType::kChunkDone) {
+    std::erase_if(fences_, [&](const auto& item) {
+      return item.second->engine == action.engine && item.second->room == action.event.room;
+    });
+  }
   engines_->send_event(action.engine, action.event);
 }
 

@@ -32,7 +32,7 @@ class Daemon final : public EngineHandler, public SessionEvents {
   Result<void> on_attach(EngineId engine, EngineAttach attach) override;
   Result<void> on_send(EngineId engine, EngineChunk chunk) override;
   Result<void> on_expect(EngineId engine, EngineExpectation expectation) override;
-  Result<void> on_abort(EngineId engine, Room room, std::string reason) override;
+  Result<void> on_abort(EngineId engine, EngineAbort abort) override;
   void on_gone(EngineId engine) override;
   // SessionEvents
   void on_connected(PeerId peer, const Descriptor& decode) override;
@@ -61,7 +61,7 @@ class Daemon final : public EngineHandler, public SessionEvents {
   Descriptor descriptor() const;
   void register_ranks();
   void register_remotely(RankIndex rank, int attempt);
-  void wait_for_fence(EngineId engine, Room room, std::size_t index, UniqueFd ready);
+  void wait_for_fence(std::uint64_t fence, EngineId engine, Room room, UniqueFd ready);
   void update_gauges();
 
   DaemonConfig config_;
@@ -83,6 +83,7 @@ class Daemon final : public EngineHandler, public SessionEvents {
   std::unique_ptr<EngineServer> engines_;
   struct Fence {
     EngineId engine;
+    Room room;
     boost::asio::posix::stream_descriptor fd;
   };
   std::map<std::uint64_t, std::unique_ptr<Fence>> fences_;

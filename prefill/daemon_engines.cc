@@ -48,30 +48,28 @@ Result<void> Daemon::on_send(EngineId engine, EngineChunk chunk) {
   }
   UniqueFd ready = std::move(chunk.ready);
   const Room room = chunk.room;
-  const std::size_t index = rooms_.next_chunk_index(engine, room);
-  const bool is_ready = !ready;
+  const std::uint64_t fence = ready ? next_fence_++ : 0;
   Actions actions;
-  const auto sent = rooms_.send(steady_now(), engine, std::move(chunk), is_ready, std::move(aux), actions);
+  const auto sent = rooms_.send(steady_now(), engine, std::move(chunk), fence, std::move(aux), actions);
   perform(actions);
-  if (sent && !is_ready) {
-    wait_for_fence(engine, room, index, std::move(ready));
+  if (sent && fence != 0) {
+    wait_for_fence(fence, engine, room, std::move(ready));
   }
   return sent;
 }
 
-void Daemon::wait_for_fence(EngineId engine, Room room, std::size_t index, UniqueFd ready) {
-  const std::uint64_t id = next_fence_++;
-  auto fence =
-      std::make_unique<Fence>(Fence{engine, boost::asio::posix::stream_descriptor(io_, ready.release())});
+void Daemon::wait_for_fence(std::uint64_t id, EngineId engine, Room room, UniqueFd ready) {
+  auto fence = std::make_unique<Fence>(
+      Fence{engine, room, boost::asio::posix::stream_descriptor(io_, ready.release())});
   auto& fd = fence->fd;
   fences_.emplace(id, std::move(fence));
   fd.async_wait(boost::asio::posix::stream_descriptor::wait_read,
-                [this, id, engine, room, index](const boost::system::error_code& error) {
+                [this, id, engine, room](const boost::system::error_code& error) {
                   if (error || fences_.erase(id) == 0) {
                     return;
                   }
                   Actions actions;
-                  rooms_.chunk_ready(steady_now(), engine, room, index, actions);
+                  rooms_.chunk_ready(steady_now(), engine, room, id, actions);
                   perform(actions);
                 });
 }
@@ -80,9 +78,9 @@ Result<void> Daemon::on_expect(EngineId, EngineExpectation) {
   return fail(Code::kInvalid, "this is a prefill daemon: it sends; kvf_expect belongs to the decode side");
 }
 
-Result<void> Daemon::on_abort(EngineId engine, Room room, std::string reason) {
+Result<void> Daemon::on_abort(EngineId engine, EngineAbort abort) {
   Actions actions;
-  const auto aborted = rooms_.abort(steady_now(), engine, room, reason, actions);
+  const auto aborted = rooms_.abort(steady_now(), engine, abort, actions);
   perform(actions);
   return aborted;
 }

@@ -66,7 +66,8 @@ struct RoomsOptions {
   std::chrono::nanoseconds drain{std::chrono::seconds(30)};       // stop to drained, then the peer is fenced
   std::uint32_t rooms_max = 4096;
   std::uint32_t chunks_per_room_max = 4096;
-  std::function<Nanos()> stopwatch;  // measures planning, for statistics only; may be empty
+  std::uint32_t jobs_per_peer_max = 4096;  // posted and not done; more wait here, in the order they came
+  std::function<Nanos()> stopwatch;        // measures planning, for statistics only; may be empty
 };
 
 /// The source row of each aux field at the moment the last chunk was sent.
@@ -81,15 +82,14 @@ class Rooms {
 
   // Engines. Errors refuse that one call and change nothing.
   Result<void> attach(EngineId engine, RankIndex rank, std::shared_ptr<const Pool> pool);
-  /// `ready` false: the chunk is posted only after chunk_ready(). chunk.ready itself is not looked at.
-  Result<void> send(Nanos now, EngineId engine, EngineChunk chunk, bool ready, std::vector<AuxBytes> aux,
-                    Actions& out);
-  Result<void> abort(Nanos now, EngineId engine, Room room, const std::string& reason, Actions& out);
+  /// `fence` not 0: the chunk is posted only after chunk_ready() with that number, which is never used again
+  /// (a room that ended and began anew may have a chunk at the same place). chunk.ready is not looked at.
+  Result<void> send(Nanos now, EngineId engine, EngineChunk chunk, std::uint64_t fence,
+                    std::vector<AuxBytes> aux, Actions& out);
+  Result<void> abort(Nanos now, EngineId engine, const EngineAbort& abort, Actions& out);
   void engine_gone(Nanos now, EngineId engine, Actions& out);
-  /// The ready fence of chunk `index` of the room has passed.
-  void chunk_ready(Nanos now, EngineId engine, Room room, std::size_t index, Actions& out);
-  /// The index that the next chunk of this room will get; names a chunk for chunk_ready().
-  std::size_t next_chunk_index(EngineId engine, Room room) const;
+  /// The fence of a chunk of the room has passed.
+  void chunk_ready(Nanos now, EngineId engine, Room room, std::uint64_t fence, Actions& out);
 
   // Peers (decode daemons).
   void peer_connected(PeerId peer, std::string instance, Topology topology);
@@ -123,7 +123,7 @@ class Rooms {
     std::uint64_t first = 0;
     std::uint64_t count = 0;
     bool last = false;
-    bool ready = true;
+    std::uint64_t fence = 0;    // 0: its rows may be read
     std::uint32_t read_by = 0;  // destinations that need it no longer
     bool reported = false;
     HybridRows hybrid = {};  // of the last chunk
@@ -143,6 +143,7 @@ class Rooms {
     bool sends_aux = false;
     std::size_t next_chunk = 0;
     std::uint32_t in_flight = 0;
+    bool waits = false;  // in its peer's `waiting`
     bool posted_any = false;
     bool landed = false;
     bool drained = false;  // also true when nothing was ever posted and the room ends
@@ -166,7 +167,7 @@ class Rooms {
     Nanos created = 0;
     Nanos progress = 0;
     std::optional<Error> failure;
-    bool decode_knows = false;  // the failure came from there, so no grant of this use is still on its way
+    std::vector<GrantKey> refused;  // grants that came after the failure
     std::uint64_t page_count = 0;
   };
   struct Peer {
@@ -174,13 +175,15 @@ class Rooms {
     Topology topology;
     bool ready = false;
     bool lost = false;
+    std::uint32_t in_flight = 0;  // jobs that the fabric has
+    std::deque<RoomKey> waiting;  // rooms with a chunk that found in_flight at its limit, each once
     std::map<RankIndex, std::shared_ptr<const message::RankUp>> ranks;
     std::map<std::pair<RankIndex, RankIndex>, std::shared_ptr<const std::vector<PairLayout>>> layouts;
   };
-  struct Tombstone {
-    bool by_engine = false;          // the engine aborted before decode granted: late grants are refused
-    std::optional<Error> error{};    // why a room ended before the other side came
-    std::vector<GrantKey> finished;  // grants that ended here with their entry
+  struct Tombstone {  // the last use of a room that ended: whoever comes late to it is told why, once
+    std::optional<Error> error{};   // why the use did not land
+    bool engine_heard = false;      // the engine took part in it or has been told
+    std::vector<GrantKey> heard{};  // grants of decode ranks that took part or have been told
     Nanos expires = 0;
   };
   struct LocalRank {
@@ -202,6 +205,7 @@ class Rooms {
                                                                     Room room) const;
   std::vector<AuxWrite> aux_writes(const Entry& entry, const Destination& to) const;
   void chunk_read(const RoomKey& key, Entry& entry, std::size_t index, Actions& out);
+  void jobs_done(Nanos now, PeerId id, std::uint32_t jobs, Actions& out);
   void begin_end(Nanos now, const RoomKey& key, Entry& entry, Error error, Actions& out);
   void settle(Nanos now, const RoomKey& key, Actions& out);
   void finish(Nanos now, Entries::iterator at, Actions& out);

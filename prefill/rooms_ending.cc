@@ -94,15 +94,12 @@ void Rooms::finish(Nanos now, Entries::iterator at, Actions& out) {
   if (entry.engine != 0) {
     out.push_back(TellEngine{entry.engine, std::move(event)});
   }
-  Tombstone tombstone{.finished = {}, .expires = now + options_.bootstrap.count()};
+  Tombstone tombstone{.error = entry.failure,
+                      .engine_heard = !entry.chunks.empty(),
+                      .heard = std::move(entry.refused),
+                      .expires = now + options_.bootstrap.count()};
   for (const auto& [rank, to] : entry.destinations) {
-    tombstone.finished.push_back(to.key);
-  }
-  if (entry.failure && !entry.decode_knows && !complete(entry)) {
-    tombstone.by_engine = true;  // grants of this use that are still on their way must find the reason
-    tombstone.error = entry.failure;
-  } else if (entry.failure && entry.chunks.empty()) {
-    tombstone.error = entry.failure;  // and so must an engine that sends this room later
+    tombstone.heard.push_back(to.key);
   }
   bury(key, std::move(tombstone));
   entries_.erase(at);

@@ -99,8 +99,8 @@ Result<void> Rooms::check_order(const Entry& entry, const EngineChunk& chunk) co
   return {};
 }
 
-Result<void> Rooms::send(Nanos now, EngineId engine, EngineChunk chunk, bool ready, std::vector<AuxBytes> aux,
-                         Actions& out) {
+Result<void> Rooms::send(Nanos now, EngineId engine, EngineChunk chunk, std::uint64_t fence,
+                         std::vector<AuxBytes> aux, Actions& out) {
   const auto rank = rank_of(engine);
   if (!rank) {
     return fail(Code::kInvalid, "this engine has not attached");
@@ -109,12 +109,17 @@ Result<void> Rooms::send(Nanos now, EngineId engine, EngineChunk chunk, bool rea
   KVF_TRY_VOID(check_chunk(chunk, *local.pool));
   const RoomKey key{chunk.room, *rank};
   auto at = entries_.find(key);
+  if (chunk.begun && (at == entries_.end() || at->second.engine == 0)) {
+    const auto tomb = tombstones_.find(key);
+    return fail(Code::kAborted, "room {} has ended, its final event is on the way{}{}", chunk.room,
+                tomb != tombstones_.end() && tomb->second.error ? ": " : "",
+                tomb != tombstones_.end() && tomb->second.error ? tomb->second.error->message : "");
+  }
   if (at == entries_.end()) {
     if (const auto tomb = tombstones_.find(key); tomb != tombstones_.end()) {
-      if (!tomb->second.by_engine && tomb->second.error) {
-        Error reason = *tomb->second.error;
-        tombstones_.erase(tomb);
-        return fail(std::move(reason));
+      if (!tomb->second.engine_heard && tomb->second.error) {
+        tomb->second.engine_heard = true;
+        return fail(*tomb->second.error);
       }
       tombstones_.erase(tomb);  // a new use of the room
     }
@@ -141,32 +146,33 @@ Result<void> Rooms::send(Nanos now, EngineId engine, EngineChunk chunk, bool rea
                                .first = chunk.first_token,
                                .count = chunk.token_count,
                                .last = chunk.last,
-                               .ready = ready,
+                               .fence = fence,
                                .hybrid = std::move(chunk.hybrid)});
   pump(now, key, entry, out);
   settle(now, key, out);
   return {};
 }
 
-std::size_t Rooms::next_chunk_index(EngineId engine, Room room) const {
+void Rooms::chunk_ready(Nanos now, EngineId engine, Room room, std::uint64_t fence, Actions& out) {
   const auto rank = rank_of(engine);
   const auto at = rank ? entries_.find({room, *rank}) : entries_.end();
-  return at == entries_.end() ? 0 : at->second.chunks.size();
-}
-
-void Rooms::chunk_ready(Nanos now, EngineId engine, Room room, std::size_t index, Actions& out) {
-  const auto rank = rank_of(engine);
-  const auto at = rank ? entries_.find({room, *rank}) : entries_.end();
-  if (at == entries_.end() || at->second.engine != engine || index >= at->second.chunks.size()) {
+  if (at == entries_.end() || at->second.engine != engine) {
     return;  // the room ended while its fence was open
   }
-  at->second.chunks[index].ready = true;
+  auto& chunks = at->second.chunks;
+  const auto chunk =
+      std::find_if(chunks.begin(), chunks.end(), [fence](const Chunk& one) { return one.fence == fence; });
+  if (chunk == chunks.end() || fence == 0) {
+    return;  // of an earlier use of the room
+  }
+  chunk->fence = 0;
   at->second.progress = now;
   pump(now, at->first, at->second, out);
   settle(now, RoomKey(at->first), out);
 }
 
-Result<void> Rooms::abort(Nanos now, EngineId engine, Room room, const std::string& reason, Actions& out) {
+Result<void> Rooms::abort(Nanos now, EngineId engine, const EngineAbort& abort, Actions& out) {
+  const Room room = abort.room;
   const auto rank = rank_of(engine);
   if (!rank) {
     return fail(Code::kInvalid, "this engine has not attached");
@@ -176,14 +182,16 @@ Result<void> Rooms::abort(Nanos now, EngineId engine, Room room, const std::stri
   }
   const RoomKey key{room, *rank};
   Error error{Code::kAborted, fmt::format("aborted by the prefill engine of rank {}{}{}", *rank,
-                                          reason.empty() ? "" : ": ", reason)};
+                                          abort.reason.empty() ? "" : ": ", abort.reason)};
   const auto at = entries_.find(key);
+  if (abort.begun && (at == entries_.end() || at->second.engine == 0)) {
+    return {};  // it crosses the final event of that use; what is here now belongs to the next one
+  }
   if (at == entries_.end()) {
     bury(key,
          Tombstone{
-             .by_engine = true,
              .error = std::move(error),
-             .finished = {},
+             .engine_heard = true,
              .expires =
                  now + options_.bootstrap.count()});  // a grant that is still on its way must find the reason
     return {};

@@ -47,7 +47,6 @@ void Rooms::peer_lost(Nanos now, PeerId peer, const Error& error, Actions& out) 
   }
   for (const RoomKey& key : touched) {
     if (const auto room = entries_.find(key); room != entries_.end()) {
-      room->second.decode_knows = room->second.decode_knows || !room->second.failure;
       begin_end(now, key, room->second, error, out);
       settle(now, key, out);
     }
@@ -113,10 +112,15 @@ Result<void> Rooms::add_destination(Nanos now, PeerId peer, const message::Grant
                 options_.topology.dp, from.topology.rank_count());
   }
   if (const auto tomb = tombstones_.find(key); tomb != tombstones_.end()) {
-    if (tomb->second.by_engine && tomb->second.error) {
-      return fail(*tomb->second.error);
+    // Who takes no part in a use that ended is told why, once; what it grants after that is for a new use.
+    Tombstone& ended = tomb->second;
+    const bool heard = std::any_of(ended.heard.begin(), ended.heard.end(), [&](const GrantKey& other) {
+      return other.decode_rank == grant.key.decode_rank;
+    });
+    if (ended.error && !heard) {
+      ended.heard.push_back(grant.key);
+      return fail(*ended.error);
     }
-    tombstones_.erase(tomb);  // a new use of the room
   }
   auto at = entries_.find(key);
   if (at == entries_.end()) {
@@ -130,6 +134,7 @@ Result<void> Rooms::add_destination(Nanos now, PeerId peer, const message::Grant
   }
   Entry& entry = at->second;
   if (entry.failure) {
+    entry.refused.push_back(grant.key);
     return fail(*entry.failure);
   }
   if (entry.destinations.empty()) {
@@ -190,12 +195,12 @@ void Rooms::on_stop(Nanos now, PeerId peer, const message::Stop& stop, Actions& 
     if (at == entries_.end() || to == at->second.destinations.end() || to->second.key != stop.key) {
       // Never heard of it, or it ended here already: then nothing of it can land.
       const auto tomb = tombstones_.find(key);
-      const bool finished = tomb != tombstones_.end() &&
-                            std::find(tomb->second.finished.begin(), tomb->second.finished.end(), stop.key) !=
-                                tomb->second.finished.end();
-      if (at == entries_.end() && !finished) {
+      const bool heard = tomb != tombstones_.end() &&
+                         std::find(tomb->second.heard.begin(), tomb->second.heard.end(), stop.key) !=
+                             tomb->second.heard.end();
+      if (at == entries_.end() && !heard) {
         bury(key, Tombstone{.error = Error{stop.code, stop.reason},
-                            .finished = {},
+                            .heard = {stop.key},
                             .expires = now + options_.bootstrap.count()});
       }
       out.push_back(SendMessage{peer, message::TransferDrained{{stop.key, rank}}});
@@ -204,7 +209,6 @@ void Rooms::on_stop(Nanos now, PeerId peer, const message::Stop& stop, Actions& 
     if (to->second.drained) {
       out.push_back(SendMessage{peer, message::TransferDrained{{stop.key, rank}}});
     }
-    at->second.decode_knows = at->second.decode_knows || !at->second.failure;
     begin_end(now, key, at->second, Error{stop.code, stop.reason}, out);
     settle(now, key, out);
   }

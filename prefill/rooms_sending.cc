@@ -85,6 +85,7 @@ Result<void> Rooms::post_chunk(Nanos now, const RoomKey& key, Entry& entry, Dest
       job.aux = aux_writes(entry, to);
     }
     ++to.in_flight;
+    ++peers_.at(to.peer).in_flight;
     out.push_back(PostChunk{to.peer, std::move(job)});
   }
   ++to.next_chunk;
@@ -132,10 +133,18 @@ void Rooms::pump(Nanos now, const RoomKey& key, Entry& entry, Actions& out) {
     if (reads && (peer == peers_.end() || !peer->second.ready || peer->second.lost)) {
       continue;
     }
-    while (to.next_chunk < entry.chunks.size() && entry.chunks[to.next_chunk].ready) {
+    while (to.next_chunk < entry.chunks.size() && entry.chunks[to.next_chunk].fence == 0) {
       if (!reads) {
         chunk_read(key, entry, to.next_chunk++, out);
         continue;
+      }
+      // A full queue is no failure: the chunk waits until the fabric has finished others (BL-41).
+      if (peer->second.in_flight >= options_.jobs_per_peer_max) {
+        if (!to.waits) {
+          to.waits = true;
+          peer->second.waiting.push_back(key);
+        }
+        break;
       }
       const auto posted = post_chunk(now, key, entry, to, out);
       if (!posted) {
@@ -143,6 +152,30 @@ void Rooms::pump(Nanos now, const RoomKey& key, Entry& entry, Actions& out) {
         return;
       }
     }
+  }
+}
+
+// The fabric has finished with jobs of this peer: rooms that waited for a place in its queue go on.
+void Rooms::jobs_done(Nanos now, PeerId id, std::uint32_t jobs, Actions& out) {
+  const auto at = peers_.find(id);
+  if (at == peers_.end()) {
+    return;
+  }
+  Peer& peer = at->second;
+  peer.in_flight -= std::min(jobs, peer.in_flight);
+  for (std::size_t left = peer.waiting.size(); left > 0 && peer.in_flight < options_.jobs_per_peer_max;
+       --left) {
+    const RoomKey key = peer.waiting.front();
+    peer.waiting.pop_front();
+    const auto entry = entries_.find(key);
+    if (entry == entries_.end()) {
+      continue;
+    }
+    for (auto& [rank, to] : entry->second.destinations) {
+      to.waits = to.waits && to.peer != id;
+    }
+    pump(now, key, entry->second, out);
+    settle(now, key, out);
   }
 }
 
@@ -187,18 +220,23 @@ void Rooms::on_fabric(Nanos now, const FabricEvent& event, Actions& out) {
       }
       settle(now, key, out);
     }
+    jobs_done(now, done->peer, 1, out);
   } else if (const auto* failed = std::get_if<fabric_event::ChunkFailed>(&event)) {
     const RoomKey key{failed->key.grant.room, failed->key.prefill_rank};
     if (const auto [entry, to] = find(failed->key); entry != nullptr) {
       begin_end(now, key, *entry, failed->error, out);
       settle(now, key, out);
+    } else {
+      jobs_done(now, failed->peer, 1, out);
     }
   } else if (const auto* drained = std::get_if<fabric_event::Drained>(&event)) {
     const RoomKey key{drained->key.grant.room, drained->key.prefill_rank};
     if (const auto [entry, to] = find(drained->key); entry != nullptr && !to->drained) {
       to->drained = true;
       out.push_back(SendMessage{to->peer, message::TransferDrained{drained->key}});
+      const std::uint32_t jobs = to->in_flight;
       settle(now, key, out);
+      jobs_done(now, drained->peer, jobs, out);
     }
   } else if (const auto* down = std::get_if<fabric_event::PeerDown>(&event)) {
     peer_lost(now, down->peer, down->error, out);

@@ -209,6 +209,7 @@ Result<int> send(ClientConnection& connection, const kvf_chunk* chunk) {
   message.first_token = chunk->first_token;
   message.token_count = chunk->token_count;
   message.last = chunk->last != 0;
+  message.begun = connection.room_is_begun(chunk->room);
   message.aux_slot = chunk->aux_slot;
   KVF_TRY(message.hybrid, to_rows(chunk->hybrid));
   std::vector<int> fds;
@@ -217,6 +218,7 @@ Result<int> send(ClientConnection& connection, const kvf_chunk* chunk) {
   }
   const std::uint64_t seq = connection.next_seq();
   KVF_TRY_VOID(connection.call(seq, wire::encode(seq, message, fds.size()), fds, kAnswerDeadline));
+  connection.room_begun(chunk->room);
   return 0;
 }
 
@@ -235,11 +237,13 @@ Result<int> expect(ClientConnection& connection, const kvf_expectation* expectat
   KVF_TRY(message.hybrid, to_rows(expectation->hybrid));
   const std::uint64_t seq = connection.next_seq();
   KVF_TRY_VOID(connection.call(seq, wire::encode(seq, message), {}, kAnswerDeadline));
+  connection.room_begun(expectation->room);
   return 0;
 }
 
 Result<int> abort(ClientConnection& connection, std::uint64_t room, const char* reason) {
-  const wire::Abort message{room, reason == nullptr ? std::string() : std::string(reason)};
+  const wire::Abort message{room, reason == nullptr ? std::string() : std::string(reason),
+                            connection.room_is_begun(room)};
   const std::uint64_t seq = connection.next_seq();
   KVF_TRY_VOID(connection.call(seq, wire::encode(seq, message), {}, kAnswerDeadline));
   return 0;

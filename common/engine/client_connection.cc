@@ -235,6 +235,9 @@ Result<std::optional<wire::Event>> ClientConnection::next_event(int timeout_ms) 
     if (!events_.empty()) {
       wire::Event event = std::move(events_.front());
       events_.pop_front();
+      if (event.type >= wire::kFirstFinalEvent) {
+        rooms_.erase(event.room);
+      }
       update_event_fd();
       return event;
     }

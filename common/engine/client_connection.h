@@ -11,6 +11,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <unordered_set>
 
 #include "common/base/result.h"
 #include "common/base/unique_fd.h"
@@ -39,6 +40,9 @@ class ClientConnection {
 
   /// The next event, waiting up to `timeout_ms` (-1: for ever); nullopt when none came.
   Result<std::optional<wire::Event>> next_event(int timeout_ms);
+  /// Which rooms this engine has begun and not been told the end of.
+  void room_begun(Room room) { rooms_.insert(room); }
+  bool room_is_begun(Room room) const { return rooms_.contains(room); }
   /// An epoll descriptor: readable while events are queued, the socket is readable, or all is over.
   int event_fd() const { return epoll_.get(); }
 
@@ -64,6 +68,7 @@ class ClientConnection {
   bool wake_is_set_ = false;
   FrameBuffer in_;
   std::deque<wire::Event> events_;
+  std::unordered_set<Room> rooms_;
   std::optional<wire::Reply> reply_;
   std::optional<Error> broken_;
   std::uint64_t seq_ = 0;

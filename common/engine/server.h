@@ -35,6 +35,7 @@ struct EngineChunk {
   bool last = false;
   int aux_slot = -1;
   UniqueFd ready;          // invalid: ready now
+  bool begun = false;      // earlier chunks of this use were sent, and its engine has been told of no end
   HybridRows hybrid = {};  // with last
 };
 
@@ -47,6 +48,12 @@ struct EngineExpectation {
   int aux_slot = -1;
   int prefill_dp_rank = -1;
   HybridRows hybrid = {};
+};
+
+struct EngineAbort {
+  Room room = 0;
+  std::string reason{};
+  bool begun = true;  // by this engine, which has not been told of an end yet; false: never sent, or told
 };
 
 enum class EngineEventType : std::uint8_t {
@@ -75,7 +82,7 @@ class EngineHandler {
   virtual Result<void> on_attach(EngineId engine, EngineAttach attach) = 0;
   virtual Result<void> on_send(EngineId engine, EngineChunk chunk) = 0;
   virtual Result<void> on_expect(EngineId engine, EngineExpectation expectation) = 0;
-  virtual Result<void> on_abort(EngineId engine, Room room, std::string reason) = 0;
+  virtual Result<void> on_abort(EngineId engine, EngineAbort abort) = 0;
   /// The connection ended (detach or death). Called once for each engine whose attach was accepted.
   virtual void on_gone(EngineId engine) = 0;
 };

@@ -214,7 +214,7 @@ Result<void> EngineConnection::dispatch_attached(const wire::Envelope& envelope,
     return handler.on_expect(id_, std::move(expectation));
   }
   KVF_TRY(wire::Abort abort, noting(wire::decode_abort(envelope), malformed_));
-  return handler.on_abort(id_, abort.room, std::move(abort.reason));
+  return handler.on_abort(id_, EngineAbort{abort.room, std::move(abort.reason), abort.begun});
 }
 
 Result<void> EngineConnection::attach(const wire::Envelope& envelope, std::vector<UniqueFd> fds) {

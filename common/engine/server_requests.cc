@@ -132,6 +132,7 @@ Result<EngineChunk> checked_chunk(wire::Send send, std::vector<UniqueFd> fds, co
   chunk.first_token = send.first_token;
   chunk.token_count = send.token_count;
   chunk.last = send.last;
+  chunk.begun = send.begun;
   chunk.aux_slot = send.aux_slot;
   chunk.hybrid = std::move(send.hybrid);
   if (!fds.empty()) {

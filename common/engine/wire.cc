@@ -154,6 +154,7 @@ std::string encode(std::uint64_t seq, const Send& message, std::size_t fds) {
   map["first_token"] = message.first_token;
   map["token_count"] = message.token_count;
   map["last"] = message.last;
+  map["begun"] = message.begun;
   map["aux_slot"] = message.aux_slot;
   put_hybrid(map, message.hybrid);
   return finish(map);
@@ -176,6 +177,7 @@ std::string encode(std::uint64_t seq, const Abort& message) {
   json map = request(Op::kAbort, seq, 0);
   map["room"] = message.room;
   map["reason"] = cut_text(message.reason, kReasonBytesMax);
+  map["begun"] = message.begun;
   return finish(map);
 }
 
@@ -278,6 +280,7 @@ Result<Send> decode_send(const Envelope& envelope) {
   KVF_TRY(send.first_token, reader.number("first_token"));
   KVF_TRY(send.token_count, reader.number("token_count"));
   KVF_TRY(send.last, reader.boolean("last"));
+  KVF_TRY(send.begun, reader.boolean("begun"));
   KVF_TRY(send.aux_slot, reader.index_or_none("aux_slot"));
   KVF_TRY(send.hybrid, read_hybrid(reader));
   KVF_TRY_VOID(reader.done());
@@ -304,6 +307,7 @@ Result<Abort> decode_abort(const Envelope& envelope) {
   Abort abort;
   KVF_TRY(abort.room, read_room(reader));
   KVF_TRY(abort.reason, reader.any_text("reason", kReasonBytesMax));
+  KVF_TRY(abort.begun, reader.boolean("begun"));
   KVF_TRY_VOID(reader.done());
   return abort;
 }

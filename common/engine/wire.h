@@ -57,6 +57,7 @@ struct Send {
   std::uint64_t token_count = 0;
   bool last = false;
   int aux_slot = -1;
+  bool begun = false;  // as in Abort
   HybridRows hybrid = {};
 };
 struct Expect {
@@ -72,6 +73,7 @@ struct Expect {
 struct Abort {
   Room room = 0;
   std::string reason;
+  bool begun = false;  // the client has sent or expected this use of the room and seen no end of it
 };
 /// seq 0: the daemon could not read the request's seq, or speaks before any request; the connection ends.
 struct Reply {
@@ -79,6 +81,8 @@ struct Reply {
   std::uint8_t code = 0;  // 0, or a Code
   std::string message;
 };
+/// kvf_event_type from which on an event is the last one of its use of the room.
+inline constexpr std::uint32_t kFirstFinalEvent = 3;
 struct Event {
   std::uint32_t type = 0;  // kvf_event_type
   Room room = 0;

@@ -17,6 +17,7 @@ prefill::RoomsOptions prefill_options(const WorldSpec& spec) {
   prefill::RoomsOptions out;
   out.model = spec.model;
   out.topology = spec.prefill;
+  out.jobs_per_peer_max = spec.jobs_per_peer_max;
   out.chunks_per_room_max = spec.chunks_per_room_max;
   out.rooms_max = spec.rooms_max;
   return out;
@@ -76,6 +77,7 @@ class RoomWorld::OneSided final : public ReceiveFabric {
 RoomWorld::RoomWorld(WorldSpec spec)
     : prefill(prefill_options(spec)), decode(decode_options(spec)), spec_(std::move(spec)) {
   SendQueueLimits limits;
+  limits.chunks_max = spec_.chunks_max;
   send_fabric_ = std::make_unique<InprocSendFabric>(
       network_, limits, [this](FabricEvent&& event) { prefill_fabric_events_.push_back(std::move(event)); });
   const FabricSink sink = [this](FabricEvent&& event) { decode_fabric_events_.push_back(std::move(event)); };
@@ -197,6 +199,7 @@ Result<void> RoomWorld::send(RankIndex rank, Room room, std::uint64_t first, std
   chunk.first_token = first;
   chunk.token_count = count;
   chunk.last = last;
+  chunk.begun = engine.held.contains(room) && !engine.held.at(room).empty();
   std::vector<prefill::AuxBytes> row;
   if (last && aux) {
     std::vector<std::byte> ids(64, std::byte{0x11});
@@ -205,7 +208,7 @@ Result<void> RoomWorld::send(RankIndex rank, Room room, std::uint64_t first, std
     row = {{"output_ids", ids}, {kAuxRoomField, id}};
   }
   prefill::Actions actions;
-  const auto sent = prefill.send(now_, engine.id, std::move(chunk), true, std::move(row), actions);
+  const auto sent = prefill.send(now_, engine.id, std::move(chunk), 0, std::move(row), actions);
   auto& held = engine.held[room];
   held.insert(held.end(), pages.begin(), pages.end());
   if (!sent) {
@@ -229,14 +232,15 @@ void RoomWorld::send_all(Room room, std::uint64_t tokens, std::uint64_t chunk, s
 
 Result<void> RoomWorld::abort_decode(RankIndex rank, Room room) {
   decode::Actions actions;
-  auto result = decode.abort(now_, decode_engines_.at(rank).id, room, "test", actions);
+  auto result = decode.abort(now_, decode_engines_.at(rank).id, {room, "test"}, actions);
   perform(actions);
   return result;
 }
 
 Result<void> RoomWorld::abort_prefill(RankIndex rank, Room room) {
   prefill::Actions actions;
-  auto result = prefill.abort(now_, prefill_engines_.at(rank).id, room, "test", actions);
+  auto result = prefill.abort(now_, prefill_engines_.at(rank).id,
+                              {room, "test", prefill_engines_.at(rank).held.contains(room)}, actions);
   perform(actions);
   return result;
 }

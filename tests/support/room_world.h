@@ -28,6 +28,8 @@ struct WorldSpec {
   std::uint64_t seed = 1;
   std::uint32_t chunks_per_room_max = 4096;
   std::uint32_t rooms_max = 4096;
+  std::uint32_t jobs_per_peer_max = 4096;
+  std::size_t chunks_max = 1 << 16;  // of the fabric's queue
 };
 
 class RoomWorld {

@@ -60,9 +60,9 @@ Result<void> RecordingHandler::on_expect(EngineId engine, EngineExpectation expe
   return expect_hook ? expect_hook(engine, last_expectation) : Result<void>();
 }
 
-Result<void> RecordingHandler::on_abort(EngineId engine, Room room, std::string reason) {
-  record(fmt::format("abort {} room={}", engine, room));
-  last_reason = std::move(reason);
+Result<void> RecordingHandler::on_abort(EngineId engine, EngineAbort abort) {
+  record(fmt::format("abort {} room={}{}", engine, abort.room, abort.begun ? "" : " not begun"));
+  last_reason = std::move(abort.reason);
   return {};
 }
 

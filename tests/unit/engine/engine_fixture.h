@@ -43,7 +43,7 @@ class RecordingHandler : public EngineHandler {
   Result<void> on_attach(EngineId engine, EngineAttach attach) override;
   Result<void> on_send(EngineId engine, EngineChunk chunk) override;
   Result<void> on_expect(EngineId engine, EngineExpectation expectation) override;
-  Result<void> on_abort(EngineId engine, Room room, std::string reason) override;
+  Result<void> on_abort(EngineId engine, EngineAbort abort) override;
   void on_gone(EngineId engine) override;
 
   /// Waits until `line` has been recorded `count` times; false after 30 s.

@@ -46,6 +46,7 @@ json good_send() {
           {"first_token", 0},
           {"token_count", 16},
           {"last", true},
+          {"begun", false},
           {"aux_slot", -1},
           {"window_pages", json::binary({2, 0, 0, 0})},
           {"window_first", 16},
