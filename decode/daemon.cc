@@ -25,6 +25,7 @@ RoomsOptions rooms_options(const DaemonConfig& config) {
   out.drain = config.timeouts.drain;
   out.rooms_max = config.limits.rooms;
   out.pages_per_room_max = config.limits.pages_per_room;
+  out.verify = config.verify.rate();
   // Generations of different decode daemons of one service must not meet by accident.
   out.first_generation = (random_u64() >> 1) | 1;
   return out;
@@ -156,6 +157,16 @@ void Daemon::perform_one(OpenGrant& action) {
       fabric->second->open(action.grant);
     }
   }
+}
+
+void Daemon::perform_one(VerifyRoom& action) {
+  crew_.read(std::move(action.task), [this, key = action.key](Digest&& digest) {
+    boost::asio::post(io_, [this, key, digest = std::move(digest)] {
+      Actions actions;
+      rooms_.digest_done(steady_now(), key, digest, actions);
+      perform(actions);
+    });
+  });
 }
 
 void Daemon::perform_one(CloseGrant& action) {

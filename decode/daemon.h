@@ -10,6 +10,7 @@
 #include "common/daemon/observer.h"
 #include "common/engine/server.h"
 #include "common/http/server.h"
+#include "common/verify/crew.h"
 #include "decode/rooms.h"
 #include "decode/services.h"
 
@@ -51,6 +52,7 @@ class Daemon final : public EngineHandler, public ServiceEvents {
   void perform(Actions& actions);
   void perform_one(OpenGrant& action);
   void perform_one(CloseGrant& action);
+  void perform_one(VerifyRoom& action);
   void perform_one(FencePeer& action);
   void perform_one(SendMessage& action);
   void perform_one(TellEngine& action);
@@ -79,6 +81,7 @@ class Daemon final : public EngineHandler, public ServiceEvents {
   std::unique_ptr<Services> services_;
   // Last member: the fabrics' threads call the sink, and must be gone before anything else goes.
   std::vector<std::unique_ptr<ReceiveFabric>> fabrics_;
+  DigestCrew crew_;  // likewise
 };
 
 }  // namespace kvferry::decode

@@ -33,6 +33,10 @@ using ServiceId = std::uint32_t;
 struct OpenGrant {  // on the receive fabric of every source's peer
   Grant grant;
 };
+struct VerifyRoom {  // every source has landed: read the digest of what lies in the pool, then digest_done()
+  GrantKey key;
+  std::shared_ptr<const DigestTask> task;
+};
 struct CloseGrant {  // on the same fabrics; one GrantClosed event each must follow
   GrantKey key;
   std::vector<PeerId> peers;
@@ -56,8 +60,8 @@ struct ResolveDpRank {  // ask the bootstrap server which prefill DP rank serves
 struct ReleasePool {  // the engine is gone and nothing can land in its pool any more
   RankIndex rank;
 };
-using Action = std::variant<OpenGrant, CloseGrant, FencePeer, SendMessage, TellEngine, ResolveDpRank,
-                            ReleasePool, TransferReport>;
+using Action = std::variant<OpenGrant, VerifyRoom, CloseGrant, FencePeer, SendMessage, TellEngine,
+                            ResolveDpRank, ReleasePool, TransferReport>;
 using Actions = std::vector<Action>;
 
 struct RoomsOptions {
@@ -68,6 +72,7 @@ struct RoomsOptions {
   std::chrono::nanoseconds drain{std::chrono::seconds(30)};
   std::uint32_t rooms_max = 4096;
   std::uint32_t pages_per_room_max = 1u << 20;
+  VerifyRate verify = kVerifyOff;
   Generation first_generation = 1;
 };
 
@@ -103,6 +108,7 @@ class Rooms {
   void on_message(Nanos now, PeerId peer, const ControlMessage& message, Actions& out);
 
   void on_fabric(Nanos now, const FabricEvent& event, Actions& out);
+  void digest_done(Nanos now, const GrantKey& key, const Digest& lies, Actions& out);
   void tick(Nanos now, Actions& out);
 
   struct Stats {
@@ -132,6 +138,7 @@ class Rooms {
     bool landed = false;
     bool drained = false;
     std::uint64_t bytes = 0;
+    std::optional<message::TransferDigest> digest{};
   };
   struct Entry {
     EngineId engine = 0;
@@ -149,6 +156,7 @@ class Rooms {
     std::map<PeerId, std::vector<RankIndex>> targets;
     std::vector<Source> sources;
     std::uint32_t closes_pending = 0;
+    enum class Verify : std::uint8_t { kWaiting, kReading, kDone } verify = Verify::kWaiting;
     Nanos created = 0;
     Nanos granted_at = 0;
     Nanos ending_at = 0;
@@ -179,12 +187,14 @@ class Rooms {
   void settle(Nanos now, const RoomKey& key, Actions& out);
   void finish(Nanos now, Entries::iterator at, Actions& out);
   void tell(const RoomKey& key, Entry& entry, EngineEvent event, Actions& out);
+  void verify(const RoomKey& key, Entry& entry, Actions& out);
   Result<void> check_aux(const RoomKey& key, const Entry& entry) const;
   void release_if_idle(RankIndex rank, Actions& out);
   bool source_quiet(const Source& source) const;
   void for_rooms_of(PeerId peer, std::vector<RoomKey>& out) const;
 
   RoomsOptions options_;
+  std::shared_ptr<const ModelGeometry> model_;
   Entries entries_;
   std::map<RankIndex, LocalRank> ranks_;
   std::map<EngineId, RankIndex> engines_;

@@ -75,6 +75,10 @@ void Rooms::settle(Nanos now, const RoomKey& key, Actions& out) {
   Entry& entry = at->second;
   const auto all = [&](auto&& test) { return std::all_of(entry.sources.begin(), entry.sources.end(), test); };
   if (!entry.failure && entry.granted && all([](const Source& source) { return source.landed; })) {
+    if (options_.verify != kVerifyOff && entry.verify != Entry::Verify::kDone) {
+      verify(key, entry, out);
+      return;
+    }
     const auto aux = check_aux(key, entry);
     if (aux) {
       finish(now, at, out);
@@ -174,7 +178,7 @@ void Rooms::tick(Nanos now, Actions& out) {
     } else if (entry.granted && now >= entry.granted_at + options_.transfer.count()) {
       std::string missing;
       for (const Source& source : entry.sources) {
-        if (!source.landed) {
+        if (!source.landed || (options_.verify != kVerifyOff && !source.digest)) {
           missing += fmt::format("{}{}", missing.empty() ? "" : ", ", source.rank);
         }
       }

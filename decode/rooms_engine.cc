@@ -36,7 +36,9 @@ Result<void> check_free(Room room, std::string_view what, std::vector<std::uint3
 }  // namespace
 
 Rooms::Rooms(RoomsOptions options)
-    : options_(std::move(options)), next_generation_(options_.first_generation) {}
+    : options_(std::move(options)),
+      model_(std::make_shared<const ModelGeometry>(options_.model)),
+      next_generation_(options_.first_generation) {}
 
 Result<void> Rooms::attach(EngineId engine, RankIndex rank, std::shared_ptr<const Pool> pool) {
   if (const auto at = ranks_.find(rank); at != ranks_.end()) {

@@ -122,10 +122,11 @@ void Rooms::try_grant(Nanos now, const RoomKey& key, Entry& entry, Actions& out)
   entry.granted_at = now;
   out.push_back(OpenGrant{std::move(grant)});
   for (const auto& [peer, ranks] : entry.targets) {
-    out.push_back(SendMessage{
-        peer, message::Grant{entry.key, ranks, static_cast<std::uint32_t>(entry.dp), *entry.pages,
-                             entry.prefix, entry.tokens, entry.aux_slot >= 0,
-                             static_cast<std::uint32_t>(std::max(entry.aux_slot, 0)), entry.hybrid}});
+    out.push_back(
+        SendMessage{peer, message::Grant{entry.key, ranks, static_cast<std::uint32_t>(entry.dp), *entry.pages,
+                                         entry.prefix, entry.tokens, entry.aux_slot >= 0,
+                                         static_cast<std::uint32_t>(std::max(entry.aux_slot, 0)),
+                                         entry.hybrid, options_.verify}});
   }
 }
 
@@ -170,10 +171,13 @@ void Rooms::on_message(Nanos now, PeerId peer, const ControlMessage& message, Ac
   }
   const auto* failed = std::get_if<message::TransferFailed>(&message);
   const auto* drained = std::get_if<message::TransferDrained>(&message);
-  if (failed == nullptr && drained == nullptr) {
+  const auto* digest = std::get_if<message::TransferDigest>(&message);
+  if (failed == nullptr && drained == nullptr && digest == nullptr) {
     return;
   }
-  const TransferKey& transfer = failed != nullptr ? failed->key : drained->key;
+  const TransferKey& transfer = failed != nullptr    ? failed->key
+                                : drained != nullptr ? drained->key
+                                                     : digest->key;
   const RoomKey key{transfer.grant.room, transfer.grant.decode_rank};
   const auto at = entries_.find(key);
   if (at == entries_.end() || at->second.key != transfer.grant || !at->second.targets.contains(peer)) {
@@ -182,6 +186,12 @@ void Rooms::on_message(Nanos now, PeerId peer, const ControlMessage& message, Ac
   }
   if (failed != nullptr) {
     begin_end(now, at->second, Error{failed->code, failed->reason}, out);
+  } else if (digest != nullptr) {
+    for (Source& source : at->second.sources) {
+      if (source.peer == peer && source.rank == transfer.prefill_rank && !source.digest) {
+        source.digest = *digest;
+      }
+    }
   } else {
     for (Source& source : at->second.sources) {
       source.drained = source.drained || (source.peer == peer && source.rank == transfer.prefill_rank);

@@ -157,6 +157,16 @@ void Daemon::perform_one(PostChunk& action) {
   }
 }
 
+void Daemon::perform_one(DigestChunk& action) {
+  crew_.read(std::move(action.task), [this, key = action.key, chunk = action.chunk](Digest&& digest) {
+    boost::asio::post(io_, [this, key, chunk, digest = std::move(digest)] {
+      Actions actions;
+      rooms_.digest_done(steady_now(), key, chunk, digest, actions);
+      perform(actions);
+    });
+  });
+}
+
 void Daemon::perform_one(CancelTransfer& action) {
   if (SendFabric* fabric = sessions_->fabric(action.peer)) {
     fabric->cancel(action.peer, action.key);

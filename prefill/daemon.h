@@ -13,6 +13,7 @@
 #include "common/daemon/observer.h"
 #include "common/engine/server.h"
 #include "common/http/server.h"
+#include "common/verify/crew.h"
 #include "prefill/rooms.h"
 #include "prefill/sessions.h"
 
@@ -49,6 +50,7 @@ class Daemon final : public EngineHandler, public SessionEvents {
   void perform(Actions& actions);
   void perform_one(PostChunk& action);
   void perform_one(CancelTransfer& action);
+  void perform_one(DigestChunk& action);
   void perform_one(FencePeer& action);
   void perform_one(SendMessage& action);
   void perform_one(TellEngine& action);
@@ -92,6 +94,7 @@ class Daemon final : public EngineHandler, public SessionEvents {
   std::unique_ptr<Sessions> sessions_;
   // Last member: the fabrics' threads call the sink, and must be gone before anything else goes.
   std::vector<std::unique_ptr<SendFabric>> fabrics_;
+  DigestCrew crew_;  // likewise
 };
 
 }  // namespace kvferry::prefill

@@ -31,6 +31,7 @@
 #include "common/plan/plan.h"
 #include "common/pool/pool.h"
 #include "common/topology/rank_map.h"
+#include "common/verify/digest.h"
 #include "transport/fabric.h"
 
 namespace kvferry::prefill {
@@ -38,6 +39,11 @@ namespace kvferry::prefill {
 struct PostChunk {
   PeerId peer;
   ChunkJob job;
+};
+struct DigestChunk {  // read the digest, then call digest_done()
+  TransferKey key;
+  std::size_t chunk = 0;
+  std::shared_ptr<const DigestTask> task;
 };
 struct CancelTransfer {
   PeerId peer;
@@ -55,7 +61,8 @@ struct TellEngine {
   EngineId engine;
   EngineEvent event;
 };
-using Action = std::variant<PostChunk, CancelTransfer, FencePeer, SendMessage, TellEngine, TransferReport>;
+using Action =
+    std::variant<PostChunk, DigestChunk, CancelTransfer, FencePeer, SendMessage, TellEngine, TransferReport>;
 using Actions = std::vector<Action>;
 
 struct RoomsOptions {
@@ -91,6 +98,8 @@ class Rooms {
   /// The fence of a chunk of the room has passed.
   void chunk_ready(Nanos now, EngineId engine, Room room, std::uint64_t fence, Actions& out);
 
+  void digest_done(Nanos now, const TransferKey& key, std::size_t chunk, const Digest& digest, Actions& out);
+
   // Peers (decode daemons).
   void peer_connected(PeerId peer, std::string instance, Topology topology);
   void peer_ready(Nanos now, PeerId peer, Actions& out);  // its fabric is up
@@ -123,8 +132,9 @@ class Rooms {
     std::uint64_t first = 0;
     std::uint64_t count = 0;
     bool last = false;
-    std::uint64_t fence = 0;    // 0: its rows may be read
-    std::uint32_t read_by = 0;  // destinations that need it no longer
+    std::uint64_t fence = 0;      // 0: its rows may be read
+    std::uint32_t read_by = 0;    // destinations that need it no longer
+    std::uint32_t digesting = 0;  // digests that still read its rows
     bool reported = false;
     HybridRows hybrid = {};  // of the last chunk
   };
@@ -139,6 +149,10 @@ class Rooms {
     HybridRows hybrid = {};
     std::shared_ptr<const std::vector<PairLayout>> layouts;  // set with the first chunk
     std::shared_ptr<const message::RankUp> remote;           // likewise
+    VerifyRate verify = kVerifyOff;
+    Digest digest;             // of the chunks so far
+    std::size_t digested = 0;  // chunks
+    bool digest_sent = false;
     bool sends = false;
     bool sends_aux = false;
     std::size_t next_chunk = 0;
@@ -203,6 +217,9 @@ class Rooms {
   Result<void> post_chunk(Nanos now, const RoomKey& key, Entry& entry, Destination& to, Actions& out);
   Result<std::vector<std::shared_ptr<const Plan>>> plan_chunk_parts(const Chunk& chunk, Destination& to,
                                                                     Room room) const;
+  void digest_chunk(const RoomKey& key, Entry& entry, Destination& to, Actions& out) const;
+  void send_digest(const RoomKey& key, const Entry& entry, Destination& to, Actions& out) const;
+  void tell_read(const RoomKey& key, Entry& entry, Actions& out);
   std::vector<AuxWrite> aux_writes(const Entry& entry, const Destination& to) const;
   void chunk_read(const RoomKey& key, Entry& entry, std::size_t index, Actions& out);
   void jobs_done(Nanos now, PeerId id, std::uint32_t jobs, Actions& out);
@@ -214,6 +231,7 @@ class Rooms {
   bool complete(const Entry& entry) const;
 
   RoomsOptions options_;
+  std::shared_ptr<const ModelGeometry> model_;
   Entries entries_;
   std::map<RankIndex, LocalRank> ranks_;
   std::map<EngineId, RankIndex> engines_;

@@ -7,7 +7,8 @@
 
 namespace kvferry::prefill {
 
-Rooms::Rooms(RoomsOptions options) : options_(std::move(options)) {}
+Rooms::Rooms(RoomsOptions options)
+    : options_(std::move(options)), model_(std::make_shared<const ModelGeometry>(options_.model)) {}
 
 Result<void> Rooms::attach(EngineId engine, RankIndex rank, std::shared_ptr<const Pool> pool) {
   const auto [at, fresh] = ranks_.try_emplace(rank, LocalRank{engine, std::move(pool)});

@@ -155,6 +155,7 @@ Result<void> Rooms::add_destination(Nanos now, PeerId peer, const message::Grant
   to.has_aux = grant.has_aux;
   to.aux_slot = grant.aux_slot;
   to.hybrid = grant.hybrid;
+  to.verify = grant.verify;
   to.sends = std::find(targets.sources.begin(), targets.sources.end(), rank) != targets.sources.end();
   to.sends_aux = targets.aux_source == rank;
   to.granted = now;

@@ -57,6 +57,7 @@ Result<void> Rooms::post_chunk(Nanos now, const RoomKey& key, Entry& entry, Dest
   const Nanos started = options_.stopwatch ? options_.stopwatch() : 0;
   KVF_TRY(auto plans, plan_chunk_parts(chunk, to, key.room));
   to.report.plan_ns += options_.stopwatch ? options_.stopwatch() - started : 0;
+  digest_chunk(key, entry, to, out);
   if (plans.empty() && !chunk.last) {
     chunk_read(key, entry, to.next_chunk++, out);
     return {};
@@ -182,8 +183,13 @@ void Rooms::jobs_done(Nanos now, PeerId id, std::uint32_t jobs, Actions& out) {
 // A chunk's pages are free for the engine once every expected destination has read them.
 void Rooms::chunk_read(const RoomKey& key, Entry& entry, std::size_t index, Actions& out) {
   ++entry.chunks[index].read_by;
+  tell_read(key, entry, out);
+}
+
+void Rooms::tell_read(const RoomKey& key, Entry& entry, Actions& out) {
   for (Chunk& chunk : entry.chunks) {
-    if (!chunk.reported && entry.engine != 0 && complete(entry) && chunk.read_by == entry.expected->size()) {
+    if (!chunk.reported && entry.engine != 0 && complete(entry) && chunk.digesting == 0 &&
+        chunk.read_by == entry.expected->size()) {
       chunk.reported = true;
       out.push_back(TellEngine{
           entry.engine,

@@ -1,6 +1,10 @@
 #include "common/base/hash.h"
 
+#if defined(__x86_64__)
+#include <xxh_x86dispatch.h>
+#else
 #include <xxhash.h>
+#endif
 
 #include <array>
 #include <cstddef>
@@ -8,6 +12,10 @@
 #include "common/base/check.h"
 
 namespace kvferry {
+
+std::uint64_t hash_bytes(std::span<const std::byte> bytes) {
+  return XXH3_64bits(bytes.data(), bytes.size());
+}
 
 struct Hash64::State {
   XXH64_state_t* stream = XXH64_createState();

@@ -2,12 +2,16 @@
 // XXH64 over a stream of numbers and bytes: the same on every machine, because numbers are taken as eight
 // little-endian bytes. A fingerprint for comparing, not a protection against anybody.
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <span>
 #include <string_view>
 
 namespace kvferry {
+
+/// XXH3 of one stretch of bytes, with the instructions that this CPU has: near memory speed.
+std::uint64_t hash_bytes(std::span<const std::byte> bytes);
 
 class Hash64 {
  public:

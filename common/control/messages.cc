@@ -1,6 +1,8 @@
 #include "common/control/messages.h"
 
+#include <algorithm>
 #include <cstring>
+#include <functional>
 #include <nlohmann/json.hpp>
 #include <span>
 
@@ -16,6 +18,7 @@ constexpr std::size_t kTextMax = 4096;
 constexpr std::size_t kRanksMax = 65536;
 constexpr std::size_t kBuffersMax = 4096;
 constexpr std::size_t kAuxMax = 64;
+constexpr std::size_t kColumnsMax = 2048;  // of a digest
 // Map > list of buffers > list of one buffer, plus one to spare. The most values has a rank_up: each of its
 // buffers is a list of four, each of its aux fields a list of three, and ten more for the outer map.
 constexpr MsgpackLimits kLimits{.depth_max = 4, .values_max = 10 + kBuffersMax * 7 + kAuxMax * 4};
@@ -65,6 +68,7 @@ struct Encoder {
     out["window_first"] = m.hybrid.window_first;
     out["has_state"] = m.hybrid.state_slot.has_value();
     out["state_slot"] = m.hybrid.state_slot.value_or(0);
+    out["verify"] = m.verify;
     return out;
   }
   json operator()(const message::Stop& m) const {
@@ -95,6 +99,22 @@ struct Encoder {
     json out = key_json(m.key.grant);
     out["op"] = "drained";
     out["prefill_rank"] = m.key.prefill_rank;
+    return out;
+  }
+  json operator()(const message::TransferDigest& m) const {
+    json out = key_json(m.key.grant);
+    out["op"] = "digest";
+    out["prefill_rank"] = m.key.prefill_rank;
+    out["tokens_end"] = m.tokens_end;
+    out["layers"] = pack_words(m.digest.layers);
+    out["columns"] = m.digest.columns;
+    std::vector<std::uint32_t> halves;
+    halves.reserve(m.digest.sums.size() * 2);
+    for (const std::uint64_t sum : m.digest.sums) {
+      halves.push_back(static_cast<std::uint32_t>(sum));
+      halves.push_back(static_cast<std::uint32_t>(sum >> 32));
+    }
+    out["sums"] = pack_words(halves);
     return out;
   }
   json operator()(const message::Heartbeat& m) const {
@@ -237,8 +257,31 @@ message::Grant read_grant(Fields& in) {
   if (in.flag("has_state")) {
     out.hybrid.state_slot = slot;
   }
+  out.verify = in.u32("verify");
   if (out.prefix > out.tokens) {
     in.problem("prefix", fmt::format("at most tokens={}, is {}", out.tokens, out.prefix));
+  }
+  return out;
+}
+
+message::TransferDigest read_digest(Fields& in) {
+  message::TransferDigest out;
+  out.key.grant = in.key();
+  out.key.prefill_rank = in.rank("prefill_rank");
+  out.tokens_end = in.number("tokens_end", std::uint64_t{1} << 40);
+  out.digest.layers = in.words("layers", kBuffersMax);
+  out.digest.columns = static_cast<std::size_t>(in.number("columns", kColumnsMax));
+  const std::vector<std::uint32_t> halves = in.words("sums", 2 * kBuffersMax * kColumnsMax);
+  if (!std::is_sorted(out.digest.layers.begin(), out.digest.layers.end(), std::less_equal<>())) {
+    in.problem("layers", "ascending");
+  }
+  if (halves.size() != 2 * out.digest.layers.size() * out.digest.columns) {
+    in.problem("sums", fmt::format("{} sums of 8 bytes, one for each layer and column",
+                                   out.digest.layers.size() * out.digest.columns));
+    return out;
+  }
+  for (std::size_t i = 0; i < halves.size(); i += 2) {
+    out.digest.sums.push_back(halves[i] | std::uint64_t{halves[i + 1]} << 32);
   }
   return out;
 }
@@ -290,6 +333,8 @@ Result<ControlMessage> decode_control(std::string_view bytes) {
   } else if (op == "drained") {
     const GrantKey key = in.key();
     out = message::TransferDrained{{key, in.rank("prefill_rank")}};
+  } else if (op == "digest") {
+    out = read_digest(in);
   } else if (op == "heartbeat") {
     out = message::Heartbeat{in.number("sequence", UINT64_MAX)};
   } else {

@@ -4,7 +4,7 @@
 // arrive on it; everything about a room names its generation.
 //
 //   decode -> prefill: RankUp, RankGone, Grant, Stop, Landed, Heartbeat
-//   prefill -> decode: FabricStatus, TransferFailed, TransferDrained, Heartbeat
+//   prefill -> decode: FabricStatus, TransferDigest, TransferFailed, TransferDrained, Heartbeat
 
 #include <cstdint>
 #include <string>
@@ -15,6 +15,7 @@
 #include "common/base/ids.h"
 #include "common/base/result.h"
 #include "common/plan/plan.h"
+#include "common/verify/digest.h"
 
 namespace kvferry {
 
@@ -45,6 +46,7 @@ struct Grant {  // decode rank's destination for one room; valid until Stop or L
   bool has_aux = false;
   std::uint32_t aux_slot = 0;
   HybridRows hybrid = {};
+  VerifyRate verify = kVerifyOff;  // what prefill is to send digests of
 };
 struct Stop {  // the room ended at decode without landing; answer with TransferDrained for every target
   GrantKey key;
@@ -67,6 +69,11 @@ struct TransferFailed {  // first reason of a transfer that will not complete
 struct TransferDrained {  // nothing of this transfer can land any more
   TransferKey key;
 };
+struct TransferDigest {  // of everything that one source meant to send
+  TransferKey key;
+  std::uint64_t tokens_end = 0;  // one past the last token that prefill computed
+  Digest digest;                 // columns of the grant's grid
+};
 struct Heartbeat {
   std::uint64_t sequence = 0;
 };
@@ -74,7 +81,7 @@ struct Heartbeat {
 
 using ControlMessage = std::variant<message::RankUp, message::RankGone, message::Grant, message::Stop,
                                     message::Landed, message::FabricStatus, message::TransferFailed,
-                                    message::TransferDrained, message::Heartbeat>;
+                                    message::TransferDrained, message::TransferDigest, message::Heartbeat>;
 
 std::string encode(const ControlMessage& message);
 

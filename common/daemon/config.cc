@@ -209,6 +209,15 @@ void read_limits(FieldReader in, LimitConfig& out) {
   in.finish();
 }
 
+void read_verify(FieldReader in, ConfigErrors& errors, VerifyConfig& out) {
+  out.mode = in.text("mode", out.mode);
+  if (out.mode != "off" && out.mode != "sampled" && out.mode != "full") {
+    errors.add("verify.mode", fmt::format("is '{}', must be off, sampled or full", out.mode));
+  }
+  out.one_in = static_cast<VerifyRate>(in.number("one_in", out.one_in, 2, 1'000'000));
+  in.finish();
+}
+
 // Nothing authenticates a peer yet, so every listener that leaves this host must be asked for in words.
 void check_exposure(Role role, const DaemonConfig& config, ConfigErrors& errors) {
   if (config.insecure) {
@@ -269,6 +278,9 @@ Result<DaemonConfig> parse_daemon_config(Role role, std::string_view text, std::
     errors.add("log.level", fmt::format("is '{}', must be debug, info, warn or error", level));
   }
   logging.finish();
+  if (role == Role::kDecode) {
+    read_verify(root.object("verify"), errors, out.verify);
+  }
   if (role == Role::kPrefill) {
     FieldReader bootstrap = root.object("bootstrap");
     out.bootstrap_listen = read_address(bootstrap, "listen", out.bootstrap_listen);
@@ -349,6 +361,7 @@ std::string print_daemon_config(Role role, const DaemonConfig& config) {
     out["shm"] = {{"copy_threads", config.shm.copy_threads}, {"allowed_uids", config.shm.allowed_uids}};
     out["tcp"] = {{"connections", config.tcp.connections}, {"socket_buffer", config.tcp.socket_buffer_bytes}};
   } else {
+    out["verify"] = {{"mode", config.verify.mode}, {"one_in", config.verify.one_in}};
     out["shm"] = {{"socket", config.shm.socket}, {"allowed_uids", config.shm.allowed_uids}};
     out["tcp"] = {{"listen", config.tcp.listen.to_string()},
                   {"advertise", config.tcp.advertise},

@@ -13,6 +13,7 @@
 #include "common/handshake/descriptor.h"
 #include "common/model/geometry.h"
 #include "common/topology/topology.h"
+#include "common/verify/digest.h"
 
 namespace kvferry {
 
@@ -55,6 +56,13 @@ struct TimeoutConfig {
   Duration silence_max() const { return heartbeat_interval * heartbeat_misses; }
 };
 
+struct VerifyConfig {
+  std::string mode = "sampled";  // off, sampled, full: how much of each room is compared with what prefill
+  VerifyRate one_in = 16;        // meant to send; sampled: one (layer, range of tokens) in so many
+
+  VerifyRate rate() const { return mode == "off" ? kVerifyOff : mode == "full" ? kVerifyFull : one_in; }
+};
+
 struct LimitConfig {
   std::uint32_t rooms = 4096;  // alive at once, per daemon
   std::uint32_t chunks_per_room = 4096;
@@ -82,6 +90,7 @@ struct DaemonConfig {
   UcxConfig ucx;
   TimeoutConfig timeouts;
   LimitConfig limits;
+  VerifyConfig verify;  // decode
   bool insecure = false;
   log::Level log_level = log::Level::kInfo;
   // prefill only

@@ -17,7 +17,8 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 
 def demo(build, *options, expect=0, timeout=600):
     memory = () if "--memory" in options else ("--memory", "0.5")
-    command = [str(build / "tools/kvferry"), "demo", *memory, *options]
+    verify = [] if "--verify" in options else ["--verify", "full"]  # the daemons compare every cell, too
+    command = [str(build / "tools/kvferry"), "demo", *memory, *verify, *options]
     done = subprocess.run(command, capture_output=True, text=True, timeout=timeout)
     text = done.stdout + done.stderr
     if done.returncode != expect:

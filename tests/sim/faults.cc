@@ -38,6 +38,8 @@ const char* to_string(FaultKind kind) {
       return "clock jumps";
     case FaultKind::kPoolDrought:
       return "pool exhausted";
+    case FaultKind::kFlipByte:
+      return "a byte is changed on the way";
   }
   return "?";
 }
@@ -50,7 +52,7 @@ std::string describe(const Fault& fault) {
 
 bool disturbs_others(FaultKind kind) {
   return kind != FaultKind::kAbortPrefill && kind != FaultKind::kAbortDecode &&
-         kind != FaultKind::kPoolDrought;
+         kind != FaultKind::kPoolDrought && kind != FaultKind::kFlipByte;
 }
 
 std::vector<Fault> random_faults(test::Rng& rng, Nanos begin, Nanos end) {

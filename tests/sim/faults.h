@@ -27,8 +27,9 @@ enum class FaultKind : std::uint8_t {
   kEngineDiesDecode,   //
   kClockJump,          // the clock of daemon `a` jumps ahead by `length`
   kPoolDrought,        // the decode engine of rank `a` has no free page for `length`
+  kFlipByte,           // one byte of the next payload that lands is changed on the way
 };
-inline constexpr std::uint8_t kFaultKinds = 15;
+inline constexpr std::uint8_t kFaultKinds = 16;
 const char* to_string(FaultKind kind);
 
 struct Fault {

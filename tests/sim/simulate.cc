@@ -50,6 +50,8 @@ void add(sim::Outcome& sum, const sim::Outcome& one) {
   sum.aborted += one.aborted;
   sum.bytes += one.bytes;
   sum.stale += one.stale;
+  sum.flipped += one.flipped;
+  sum.caught += one.caught;
 }
 
 void work(Totals& totals, Clock::time_point end) {
@@ -158,10 +160,11 @@ int main(int argc, char** argv) {
   const double seconds = std::chrono::duration<double>(Clock::now() - begin).count();
   fmt::print(
       "simulate: seeds {} to {}: {} runs, {} events ({:.0f} per second), {} rooms landed, {} failed, {} "
-      "aborted, {} bytes moved, {} stale messages ignored\n",
+      "aborted, {} bytes moved, {} stale messages ignored; {} bytes were changed on the way, {} engines were "
+      "told of wrong bytes\n",
       options.first, totals.next.load() - 1, totals.seeds, totals.sum.events,
       static_cast<double>(totals.sum.events) / seconds, totals.sum.landed, totals.sum.failed,
-      totals.sum.aborted, totals.sum.bytes, totals.sum.stale);
+      totals.sum.aborted, totals.sum.bytes, totals.sum.stale, totals.sum.flipped, totals.sum.caught);
   if (totals.failing == 0) {
     return options.until_caught ? (fmt::print("the planted fault was NOT caught\n"), 1) : 0;
   }

@@ -75,16 +75,20 @@ void Wire::place(const Flight& flight) {
     outcome = table_.notice(*header, ends_.receiver_peer);
   } else if (auto placement = table_.admit(*header, ends_.receiver_peer)) {
     std::span<std::byte> to;
+    std::span<std::byte> whole;
     for (std::span<const std::byte> from : flight.taken.block.spans) {
       while (!from.empty()) {
         if (to.empty()) {
-          to = placement->next();
-          ends_.place(*header, to);
+          to = whole = placement->next();
+          ends_.place(*header, whole, false);
         }
         const std::size_t count = std::min(from.size(), to.size());
         std::memcpy(to.data(), from.data(), count);
         from = from.subspan(count);
         to = to.subspan(count);
+        if (to.empty()) {
+          ends_.place(*header, whole, true);
+        }
       }
     }
     outcome = table_.arrived(*header, ends_.receiver_peer);

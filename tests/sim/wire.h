@@ -30,8 +30,8 @@ struct WireOptions {
   std::size_t window = 4;  // blocks under way
 };
 
-/// Called for every span of payload that is about to be written.
-using OnPlace = std::function<void(const BlockHeader&, std::span<std::byte>)>;
+/// Called for every span of the destination before (`written` false) and after it is written.
+using OnPlace = std::function<void(const BlockHeader&, std::span<std::byte>, bool written)>;
 
 class Wire : public std::enable_shared_from_this<Wire> {
  public:

@@ -39,6 +39,7 @@ Spec random_spec(std::uint64_t seed) {
   spec.prefill_daemons = spec.prefill.rank_count() > 1 ? rng.between32(1, 2) : 1;
   spec.decode_daemons = spec.decode.rank_count() > 1 ? rng.between32(1, 2) : 1;
   spec.jobs_per_peer_max = rng.chance(1, 2) ? 2 : 16;
+  spec.verify = rng.chance(1, 2) ? kVerifyFull : rng.chance(1, 2) ? 3 : kVerifyOff;
   return spec;
 }
 
@@ -231,6 +232,9 @@ void World::inject(const Fault& fault) {
     case FaultKind::kEngineDiesDecode:
       engine_dies(engine(decode_engines_), fault.length);
       return;
+    case FaultKind::kFlipByte:
+      flips_ += spec_.verify == kVerifyFull ? 1 : 0;  // nobody else could know
+      return;
     case FaultKind::kClockJump:
       (fault.to_decode ? decode : prefill).jumped += fault.length;
       return;
@@ -263,6 +267,7 @@ Outcome World::run() {
   };
   go_on(kSecond + spec_.busy);
   quiet_ = true;
+  flips_ = 0;
   Nanos last = time_.now();  // of what the faults do
   for (const Fault& fault : faults_) {
     last = std::max(last, fault.when + fault.length);

@@ -42,6 +42,7 @@ struct Spec {
   std::uint32_t uses = 24;
   std::uint32_t room_ids = 5;  // few, so that every room is used again and again
   std::uint32_t jobs_per_peer_max = 8;
+  VerifyRate verify = kVerifyOff;
   Nanos busy = 600 * kMilli;  // faults and new rooms; then only the ends
 };
 Spec random_spec(std::uint64_t seed);
@@ -56,6 +57,8 @@ struct Outcome {
   std::uint64_t aborted = 0;
   std::uint64_t bytes = 0;
   std::uint64_t stale = 0;
+  std::uint64_t flipped = 0;  // bytes
+  std::uint64_t caught = 0;   // rooms that ended for wrong bytes
 };
 
 class World {
@@ -227,6 +230,8 @@ class World {
   std::uint64_t next_use_ = 1;
   std::uint64_t next_fence_ = 1;
   std::uint32_t uses_left_ = 0;
+  std::uint64_t flips_ = 0;  // bytes that the network will change
+  std::set<Room> flipped_;   // rooms whose bytes it has changed
   Outcome outcome_;
 };
 

@@ -28,6 +28,7 @@ void World::boot(DecodeDaemon& daemon) {
   options.bootstrap = kBootstrap;
   options.transfer = kTransfer;
   options.drain = kDrain;
+  options.verify = spec_.verify;
   options.first_generation = (rng_.next() >> 1) | 1;
   daemon.rooms = std::make_unique<decode::Rooms>(std::move(options));
   daemon.alive = true;
@@ -170,6 +171,15 @@ void World::perform(PrefillDaemon& daemon, prefill::Actions& actions) {
       if (const auto to = session(post->peer)) {
         to->wire->post(std::move(post->job));
       }
+    } else if (const auto* digest = std::get_if<prefill::DigestChunk>(&action)) {
+      // The rows are read some time later: until then they must not go back.
+      time_.after(random_delay(kMilli), [this, &daemon, life = daemon.life, work = *digest] {
+        if (daemon.life == life) {
+          prefill::Actions more;
+          daemon.rooms->digest_done(clock(daemon), work.key, work.chunk, compute_digest(*work.task), more);
+          perform(daemon, more);
+        }
+      });
     } else if (const auto* cancel = std::get_if<prefill::CancelTransfer>(&action)) {
       if (const auto to = session(cancel->peer)) {
         to->wire->cancel(cancel->key);
@@ -211,6 +221,14 @@ void World::perform(DecodeDaemon& daemon, decode::Actions& actions) {
           from->wire->open(grant);
         }
       }
+    } else if (const auto* verify = std::get_if<decode::VerifyRoom>(&action)) {
+      time_.after(random_delay(kMilli), [this, &daemon, life = daemon.life, work = *verify] {
+        if (daemon.life == life) {
+          decode::Actions more;
+          daemon.rooms->digest_done(clock(daemon), work.key, compute_digest(*work.task), more);
+          perform(daemon, more);
+        }
+      });
     } else if (const auto* close = std::get_if<decode::CloseGrant>(&action)) {
       for (const PeerId peer : close->peers) {
         if (const auto from = session(peer)) {

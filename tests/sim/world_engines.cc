@@ -352,6 +352,13 @@ void World::end(Engine& engine, Room room, Fate fate, const std::string& why) {
   engine.held.erase(at);
   Use& use = *held.use;
   (engine.prefill ? use.prefill : use.decode)[engine.rank] = fate;
+  if (why.starts_with("wrong bytes")) {
+    ++outcome_.caught;
+    if (!flipped_.contains(room)) {
+      violation(fmt::format("{} rank {}: room {}: {}, but no byte of it was changed", side, engine.rank, room,
+                            why));
+    }
+  }
   if (fate != Fate::kLanded && !use.touched && !disturbed_) {
     violation(fmt::format("{} rank {}: room {} ended although nobody disturbed it: {}", side, engine.rank,
                           room, why));

@@ -74,7 +74,19 @@ void World::establish(DecodeDaemon& decode, PrefillDaemon& prefill) {
       queue_event(decode, std::move(event));
     }
   };
-  ends.place = [this](const BlockHeader& header, std::span<std::byte> bytes) {
+  ends.place = [this](const BlockHeader& header, std::span<std::byte> bytes, bool written) {
+    if (written) {
+      if (flips_ > 0 && header.type == BlockType::kRows) {
+        --flips_;
+        bytes[bytes.size() / 2] ^= std::byte{0x10};
+        flipped_.insert(header.key.grant.room);
+        ++outcome_.flipped;
+        if (const auto use = uses_.find(header.key.grant.room); use != uses_.end()) {
+          use->second->touched = true;
+        }
+      }
+      return;
+    }
     trace_.add(40, header.key.grant.room, header.key.grant.generation, bytes.size());
     if (std::string wrong = shadow_.check(header, bytes); !wrong.empty()) {
       violation(std::move(wrong));

@@ -28,6 +28,7 @@ decode::RoomsOptions decode_options(const WorldSpec& spec) {
   out.model = spec.model;
   out.topology = spec.decode;
   out.rooms_max = spec.rooms_max;
+  out.verify = spec.verify;
   return out;
 }
 
@@ -359,6 +360,10 @@ void RoomWorld::perform(prefill::Actions& actions) {
   for (prefill::Action& action : actions) {
     if (auto* post = std::get_if<prefill::PostChunk>(&action)) {
       send_fabric_->post(post->peer, std::move(post->job));
+    } else if (const auto* digest = std::get_if<prefill::DigestChunk>(&action)) {
+      prefill::Actions more;
+      prefill.digest_done(now_, digest->key, digest->chunk, compute_digest(*digest->task), more);
+      perform(more);
     } else if (const auto* cancel = std::get_if<prefill::CancelTransfer>(&action)) {
       send_fabric_->cancel(cancel->peer, cancel->key);
     } else if (const auto* fence = std::get_if<prefill::FencePeer>(&action)) {
@@ -375,6 +380,10 @@ void RoomWorld::perform(decode::Actions& actions) {
   for (decode::Action& action : actions) {
     if (auto* open = std::get_if<decode::OpenGrant>(&action)) {
       receive_fabric_->open(std::move(open->grant));
+    } else if (const auto* verify = std::get_if<decode::VerifyRoom>(&action)) {
+      decode::Actions more;
+      decode.digest_done(now_, verify->key, compute_digest(*verify->task), more);
+      perform(more);
     } else if (const auto* close = std::get_if<decode::CloseGrant>(&action)) {
       for (std::size_t i = 0; i < close->peers.size(); ++i) {
         receive_fabric_->close(close->key);

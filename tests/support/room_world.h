@@ -29,6 +29,7 @@ struct WorldSpec {
   std::uint32_t chunks_per_room_max = 4096;
   std::uint32_t rooms_max = 4096;
   std::uint32_t jobs_per_peer_max = 4096;
+  VerifyRate verify = kVerifyOff;
   std::size_t chunks_max = 1 << 16;  // of the fabric's queue
 };
 

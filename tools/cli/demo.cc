@@ -38,6 +38,10 @@ void add_load_options(CLI::App& command, DemoOptions& options) {
       ->capture_default_str();
   command.add_option("--memory", options.memory_gib, "GiB for all pools; default: 65 % of what is available")
       ->check(CLI::Range(0.001, 65536.0));
+  command
+      .add_option("--verify", options.verify,
+                  "how much of each room the daemons compare themselves: off, sampled or full")
+      ->check(CLI::IsMember({"off", "sampled", "full"}));
   command.add_flag("--dense", options.dense, "consecutive pages instead of random ones");
   command
       .add_option("--timeout", options.timeout_s, "seconds without any event after which the demo gives up")

@@ -312,6 +312,14 @@ TEST_CASE("config rules: log level and insecure") {
       });
 }
 
+TEST_CASE("config rules: verify") {
+  check({kDecode},
+        {
+            {R"({"verify": {"mode": "on"}})", "verify.mode: is 'on', must be off, sampled or full"},
+            {R"({"verify": {"one_in": 1}})", "verify.one_in: is 1, must be a whole number from 2 to 1000000"},
+        });
+}
+
 TEST_CASE("config rules: a key that is not known is refused in every section") {
   for (const char* section :
        {"topology", "engine_socket", "metrics", "shm", "tcp", "ucx", "timeouts", "limits", "log"}) {
@@ -330,7 +338,7 @@ TEST_CASE("config rules: a key that is not known is refused in every section") {
       "page_size, "
       "ranks, shm, tcp, timeouts, topology, ucx";
   CHECK(problems_of(kDecode, config_with(R"({"bootstrap": {}})")) ==
-        Lines{"bootstrap: is not a known key; known here: " + known});
+        Lines{"bootstrap: is not a known key; known here: " + known + ", verify"});
   CHECK(problems_of(kPrefill, config_with(R"({"topologie": {}})")) ==
         Lines{"topologie: is not a known key; known here: bootstrap, " + known});
   CHECK(problems_of(kPrefill, config_with(R"({"bootstrap": {"port": 1}})")) ==

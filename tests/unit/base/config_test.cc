@@ -43,6 +43,7 @@ json every_key(Role role) {
     out["bootstrap"] = json::parse(
         R"({"listen": "10.0.0.7:8999", "advertise": "node-7.example.com", "registry": "node-1:8998"})");
   } else {
+    out["verify"] = {{"mode", "full"}, {"one_in", 20}};
     out["shm"]["socket"] = "/tmp/pools.sock";
     out["tcp"]["listen"] = "10.0.0.7:0";
     out["tcp"]["advertise"] = "node-7.example.com";

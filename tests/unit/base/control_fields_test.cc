@@ -146,12 +146,13 @@ std::vector<std::vector<Rule>> rules_by_kind() {
                 whole("tokens", 64, std::uint64_t{1} << 40), flag("has_aux"),
                 whole("aux_slot", 0, UINT32_MAX), words("window_pages", std::size_t{1} << 22),
                 whole("window_first", 0, std::uint64_t{1} << 40), flag("has_state"),
-                whole("state_slot", 0, UINT32_MAX)}),
+                whole("state_slot", 0, UINT32_MAX), whole("verify", 0, UINT32_MAX)}),
       with_key({words("targets", 65536), code(), text("reason")}),
       with_key({}),
       {text("kind"), text("carries")},
       with_key({rank("prefill_rank"), code(), text("reason")}),
       with_key({rank("prefill_rank")}),
+      with_key({rank("prefill_rank"), whole("tokens_end", 0, std::uint64_t{1} << 40)}),
       {whole("sequence", 0, UINT64_MAX)},
   };
 }
@@ -207,6 +208,9 @@ TEST_CASE("control fields: every field of every kind has its rules here") {
     for (const auto& [key, value] : document.items()) {
       sent.insert(key);
     }
+    if (std::holds_alternative<message::TransferDigest>(samples[kind])) {
+      ruled.insert({"layers", "columns", "sums"});  // they limit each other: a test of their own
+    }
     CHECK(ruled == sent);
   }
 }
@@ -243,7 +247,7 @@ TEST_CASE("control fields: wrong types and values beyond the limits are named, t
 }
 
 TEST_CASE("control fields: room 0 is no room") {
-  for (const std::size_t kind : {2u, 3u, 4u, 6u, 7u}) {
+  for (const std::size_t kind : {2u, 3u, 4u, 6u, 7u, 8u}) {
     json document = unpack(encode(one_of_each()[kind]));
     document["room"] = 0u;
     CHECK(error_of(document) == fmt::format("control message '{}': field 'room' must be from 1 to 2^63-1",
@@ -260,6 +264,24 @@ TEST_CASE("control fields: a grant's prefix is at most its tokens") {
   document["tokens"] = 0u;
   document["prefix"] = 0u;
   CHECK(error_of(document) == "accepted");
+}
+
+TEST_CASE("control fields: a digest has one sum for each layer and column, its layers ascend") {
+  const json sample = unpack(encode(one_of_each()[8]));
+  const auto with = [&](const char* field, json value) {
+    json document = sample;
+    document[field] = std::move(value);
+    return error_of(document);
+  };
+  const auto packed = [](std::size_t bytes) { return json::binary(std::vector<std::uint8_t>(bytes, 1)); };
+  const std::string start = "control message 'digest': field ";
+  CHECK(with("columns", 1u) == start + "'sums' must be 2 sums of 8 bytes, one for each layer and column");
+  CHECK(with("columns", 2049u) == start + "'columns' must be a whole number up to 2048");
+  CHECK(with("sums", packed(24)) ==
+        start + "'sums' must be 4 sums of 8 bytes, one for each layer and column");
+  CHECK(with("sums", packed(7)) == start + "'sums' must be packed words, at most 16777216");
+  CHECK(with("layers", packed(8)) == start + "'layers' must be ascending");
+  CHECK(with("layers", "x") == start + "'layers' must be packed words, at most 4096");
 }
 
 TEST_CASE("control fields: names of aux fields are clean and of at most 128 bytes") {

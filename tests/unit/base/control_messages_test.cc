@@ -48,7 +48,7 @@ ControlMessage random_message(Rng& rng) {
   const GrantKey key{rng.between(1, kRoomMax), rng.next(), rng.between32(0, 65535)};
   const auto rank = rng.between32(0, 65535);
   const std::string text(rng.below(100), static_cast<char>(rng.between('a', 'z')));
-  switch (rng.below(9)) {
+  switch (rng.below(10)) {
     case 0: {
       message::RankUp out{.rank = rank, .page_size = rng.between32(0, 65536), .buffers = {}, .aux = {}};
       for (std::uint64_t left = rng.below(20); left > 0; --left) {
@@ -81,6 +81,18 @@ ControlMessage random_message(Rng& rng) {
       return message::TransferFailed{{key, rank}, Code::kCorrupt, text};
     case 7:
       return message::TransferDrained{{key, rank}};
+    case 8: {
+      message::TransferDigest out{{key, rng.between32(0, 65535)}, rng.below(1ull << 40), {}};
+      out.digest.columns = rng.between(0, 9);
+      for (std::uint32_t layer = rng.between32(0, 5); out.digest.layers.size() < 4;
+           layer += rng.between32(1, 9)) {
+        out.digest.layers.push_back(layer);
+      }
+      for (std::size_t i = 0; i < 4 * out.digest.columns; ++i) {
+        out.digest.sums.push_back(rng.next());
+      }
+      return out;
+    }
     default:
       return message::Heartbeat{rng.next()};
   }
@@ -112,7 +124,8 @@ TEST_CASE("control: what travels for each kind") {
                  {"window_pages", json::binary({9, 0, 0, 0})},
                  {"window_first", 896},
                  {"has_state", true},
-                 {"state_slot", 0}}),
+                 {"state_slot", 0},
+                 {"verify", 16}}),
       with_room({{"op", "stop"},
                  {"targets", json::binary({1, 0, 0, 0, 2, 0, 0, 0})},
                  {"code", 10},
@@ -121,6 +134,13 @@ TEST_CASE("control: what travels for each kind") {
       {{"op", "fabric"}, {"kind", "tcp"}, {"carries", "tcp 2x"}},
       with_room({{"op", "failed"}, {"prefill_rank", 9}, {"code", 20}, {"reason", "h\xC3\xA9"}}),
       with_room({{"op", "drained"}, {"prefill_rank", 9}}),
+      with_room({{"op", "digest"},
+                 {"prefill_rank", 9},
+                 {"tokens_end", 990},
+                 {"layers", json::binary({0, 0, 0, 0, 60, 0, 0, 0})},
+                 {"columns", 2},
+                 {"sums", json::binary({1,   0,   0,   0,   0,   0,   0,   0,   2, 0, 0, 0, 0, 0, 0, 0,
+                                        255, 255, 255, 255, 255, 255, 255, 255, 0, 0, 0, 0, 0, 0, 0, 128})}}),
       {{"op", "heartbeat"}, {"sequence", UINT64_MAX}},
   };
   const std::vector<ControlMessage> samples = one_of_each();

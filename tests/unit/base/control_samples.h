@@ -27,12 +27,15 @@ inline std::vector<ControlMessage> one_of_each() {
                      .tokens = 1000,
                      .has_aux = true,
                      .aux_slot = 12,
-                     .hybrid = {{9}, 896, 0}},
+                     .hybrid = {{9}, 896, 0},
+                     .verify = 16},
       message::Stop{.key = key, .targets = {1, 2}, .code = Code::kDeadline, .reason = "too late"},
       message::Landed{.key = key},
       message::FabricStatus{.kind = "tcp", .carries = "tcp 2x"},
       message::TransferFailed{.key = {key, 9}, .code = Code::kTransport, .reason = "h\xC3\xA9"},
       message::TransferDrained{.key = {key, 9}},
+      message::TransferDigest{
+          .key = {key, 9}, .tokens_end = 990, .digest = {{0, 60}, 2, {1, 2, UINT64_MAX, 1ull << 63}}},
       message::Heartbeat{.sequence = UINT64_MAX},
   };
 }

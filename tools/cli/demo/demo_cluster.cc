@@ -103,6 +103,9 @@ Result<void> DemoCluster::write_config(Side side) const {
   if (side == Side::kPrefill) {
     config["bootstrap"] = {{"listen", bootstrap_.empty() ? "127.0.0.1:0" : bootstrap_}};
   } else {
+    if (!options_.verify.empty()) {
+      config["verify"] = {{"mode", options_.verify}};
+    }
     config["shm"] = {{"socket", (directory_ / "decode-shm.sock").string()}};
     config["tcp"] = {{"listen", "127.0.0.1:0"}};
   }
