@@ -419,4 +419,19 @@ TEST_CASE("N -> 1 is dense at the source and strided at the destination") {
   CHECK(plan.runs == std::vector<RowRun>{{320, 2, 2, 1, 64, 1, 4}});
 }
 
+// Every source holds the whole index row, and the destination takes heads of two of them.
+TEST_CASE("index rows beside head-sharded KV come from one source") {
+  ModelGeometry model = mha(4);
+  model.index_head_dim = 128;
+  const RankShape dst = rank(model, "tp=2", {1, 0, 0, 0}, 16);
+  std::vector<std::uint32_t> bytes(4);  // of index keys, by source
+  for (std::uint32_t tp = 0; tp < 4; ++tp) {
+    const PairLayout layout = *pair_layout(model, rank(model, "tp=4", {tp, 0, 0, 0}, 16), dst);
+    for (const BufferPair& pair : layout.pairs) {
+      bytes[tp] += dst.buffers[pair.dst_buffer].kind == BufferKind::kIndexKey ? pair.bytes : 0;
+    }
+  }
+  CHECK(bytes == std::vector<std::uint32_t>{0, 0, 128 * model.hidden_layers, 0});
+}
+
 }  // namespace kvferry
