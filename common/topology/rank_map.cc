@@ -121,17 +121,6 @@ Result<void> validate_pair(const ModelGeometry& model, const Topology& prefill, 
       add(fmt::format("{} {}", side, valid.error().message));
     }
   }
-  for (const StateTensor& tensor : model.state) {
-    for (const auto& [side, topology] : {std::pair{"prefill", &prefill}, std::pair{"decode", &decode}}) {
-      for (const std::uint32_t block : tensor.blocks) {
-        if (topology->tp == 0 || block % topology->tp != 0) {
-          add(fmt::format("{} tp {} does not divide a {} block of {} elements; choose a tp that does", side,
-                          topology->tp, to_string(tensor.kind), block));
-          break;
-        }
-      }
-    }
-  }
   if (decode.cp != 1 && decode.cp_split != CpSplit::kNone) {
     add(fmt::format(
         "decode cp_split is {} over {} CP ranks: which of them holds a token that decode generates "
