@@ -149,7 +149,7 @@ Result<void> RoomWorld::expect(RankIndex rank, Room room, std::uint64_t tokens, 
   EngineExpectation want{room, "prefill:8998", use.rows.pages, prefix, tokens, use.aux_slot, -1};
   want.hybrid.state_slot = use.rows.state_slot;
   decode::Actions actions;
-  const auto accepted = decode.expect(now_, engine.id, std::move(want), kService, actions);
+  auto accepted = decode.expect(now_, engine.id, std::move(want), kService, actions);
   if (accepted) {
     engine.held[room] = use.rows.pages;
     engine.uses[room] = std::move(use);
@@ -185,11 +185,12 @@ Result<void> RoomWorld::send(RankIndex rank, Room room, std::uint64_t first, std
   chunk.hybrid.state_slot = rows.state_slot;
   std::vector<prefill::AuxBytes> row;
   if (last && aux) {
-    const bool last_stage = spec_.prefill.coord(rank).pp + 1 == spec_.prefill.pp;
+    // The stages of decode get their rows from different stages of prefill, which then all have the token.
+    const bool last_stage = spec_.decode.pp > 1 || spec_.prefill.coord(rank).pp + 1 == spec_.prefill.pp;
     row = {{"output_ids", cell(last_stage ? first_token_of(rows.use) : 1111)}, {kAuxRoomField, cell(room)}};
   }
   prefill::Actions actions;
-  const auto sent = prefill.send(now_, engine.id, std::move(chunk), 0, std::move(row), actions);
+  auto sent = prefill.send(now_, engine.id, std::move(chunk), 0, std::move(row), actions);
   if (sent) {
     auto& held = engine.held[room];  // present, though empty, for a rank without token pages
     held.insert(held.end(), pages.begin(), pages.end());

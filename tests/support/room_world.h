@@ -38,8 +38,8 @@ class RoomWorld {
   explicit RoomWorld(WorldSpec spec);
   ~RoomWorld();
 
-  /// A new use of the room: its bytes and its first token differ from those of every earlier use. Ranks of
-  /// the last PP stage send that token, the others send another.
+  /// A new use of the room: its bytes and its first token differ from those of every earlier use. Where
+  /// decode has one PP stage, only ranks of prefill's last stage send that token, the others send another.
   void use(Room room) { use_of_room_[room] = next_use_++; }
 
   // Engines.
