@@ -210,6 +210,7 @@ bool same(const Descriptor& a, const Descriptor& b) {
 
 std::vector<std::string> rules_of(const std::vector<Violation>& violations) {
   std::vector<std::string> out;
+  out.reserve(violations.size());
   for (const Violation& violation : violations) {
     out.push_back(violation.rule);
   }

@@ -96,14 +96,15 @@ TEST_CASE("BL-08: with PP prefill a reused aux slot has the last stage's row of 
   constexpr std::uint64_t kWorlds = 200;
 #endif
   constexpr std::uint64_t kRooms = 50;
+  constexpr std::uint64_t kAll = kWorlds * kRooms;
   std::uint64_t landed = 0;
   for (std::uint64_t world = 0; world < kWorlds; ++world) {
     landed += reuse_slot(seed + world, world % 2 == 1, kRooms);
   }
   std::printf("rooms/aux slot: %llu of %llu landed\n", static_cast<unsigned long long>(landed),
-              static_cast<unsigned long long>(kWorlds * kRooms));
-  CHECK(landed > kWorlds * kRooms / 2);
-  CHECK(landed < kWorlds * kRooms * 19 / 20);
+              static_cast<unsigned long long>(kAll));
+  CHECK(landed > kAll / 2);
+  CHECK(landed < kAll * 19 / 20);
 }
 
 TEST_CASE("BL-08: the last stage sends the aux row whichever rank of it is elected, for every replica") {
