@@ -93,8 +93,8 @@ def main():
     for missing in [n for n in ("clang-tidy", "ninja") if shutil.which(n) is None]:
         print(f"skipped: {missing} is not installed")
         return 77
-    if not (build / "compile_commands.json").exists():
-        print(f"skipped: {build} has no compile_commands.json")
+    for missing in [n for n in ("compile_commands.json", "build.ninja") if not (build / n).exists()]:
+        print(f"skipped: {build} has no {missing}")
         return 77
     version = subprocess.run([tool, "--version"], capture_output=True, text=True, check=True).stdout
     memory = build / "tidy.json"
