@@ -257,14 +257,14 @@ Result<void> Daemon::on_send(EngineId, EngineChunk) {
 Result<void> Daemon::on_expect(EngineId engine, EngineExpectation expectation) {
   KVF_TRY(const ServiceId service, services_->need(expectation.bootstrap));
   Actions actions;
-  const auto expected = rooms_.expect(steady_now(), engine, std::move(expectation), service, actions);
+  auto expected = rooms_.expect(steady_now(), engine, std::move(expectation), service, actions);
   perform(actions);
   return expected;
 }
 
 Result<void> Daemon::on_abort(EngineId engine, EngineAbort abort) {
   Actions actions;
-  const auto aborted = rooms_.abort(steady_now(), engine, abort, actions);
+  auto aborted = rooms_.abort(steady_now(), engine, abort, actions);
   perform(actions);
   return aborted;
 }

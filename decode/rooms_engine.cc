@@ -100,11 +100,8 @@ Result<void> Rooms::check(const EngineExpectation& want, const LocalRank& local)
         "aligns to the virtual page",
         want.room, want.prefix, virtual_page);
   }
-  const std::uint64_t needed = (want.token_count - want.prefix + virtual_page - 1) / virtual_page;
-  if (want.pages.size() != needed) {
-    return fail(Code::kInvalid, "room {}: tokens {} to {} need {} pages of {} tokens, {} given", want.room,
-                want.prefix, want.token_count, needed, virtual_page, want.pages.size());
-  }
+  KVF_TRY_VOID(check_page_list(*local.pool, virtual_page, want.room, {want.prefix, want.token_count},
+                               want.pages.size()));
   if (want.pages.size() > options_.pages_per_room_max) {
     return fail(Code::kExhausted, "room {}: {} pages, limits.pages_per_room is {}", want.room,
                 want.pages.size(), options_.pages_per_room_max);

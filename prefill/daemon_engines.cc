@@ -50,7 +50,7 @@ Result<void> Daemon::on_send(EngineId engine, EngineChunk chunk) {
   const Room room = chunk.room;
   const std::uint64_t fence = ready ? next_fence_++ : 0;
   Actions actions;
-  const auto sent = rooms_.send(steady_now(), engine, std::move(chunk), fence, std::move(aux), actions);
+  auto sent = rooms_.send(steady_now(), engine, std::move(chunk), fence, std::move(aux), actions);
   perform(actions);
   if (sent && fence != 0) {
     wait_for_fence(fence, engine, room, std::move(ready));
@@ -80,7 +80,7 @@ Result<void> Daemon::on_expect(EngineId, EngineExpectation) {
 
 Result<void> Daemon::on_abort(EngineId engine, EngineAbort abort) {
   Actions actions;
-  const auto aborted = rooms_.abort(steady_now(), engine, abort, actions);
+  auto aborted = rooms_.abort(steady_now(), engine, abort, actions);
   perform(actions);
   return aborted;
 }

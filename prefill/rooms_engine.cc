@@ -50,11 +50,8 @@ Result<void> Rooms::check_chunk(const EngineChunk& chunk, const Pool& pool) cons
   if (!chunk.last && chunk.token_count == 0) {
     return fail(Code::kInvalid, "room {}: token_count is 0; only the last chunk may be empty", chunk.room);
   }
-  const std::uint64_t needed = (chunk.token_count + virtual_page - 1) / virtual_page;
-  if (chunk.pages.size() != needed) {
-    return fail(Code::kInvalid, "room {}: {} tokens need {} pages of {} tokens, {} given", chunk.room,
-                chunk.token_count, needed, virtual_page, chunk.pages.size());
-  }
+  const Interval tokens{chunk.first_token, chunk.first_token + chunk.token_count};
+  KVF_TRY_VOID(check_page_list(pool, virtual_page, chunk.room, tokens, chunk.pages.size()));
   const std::uint64_t limit = page_count(pool.layout());
   for (const std::uint32_t id : chunk.pages) {
     if (id >= limit) {
@@ -62,8 +59,7 @@ Result<void> Rooms::check_chunk(const EngineChunk& chunk, const Pool& pool) cons
     }
   }
   if (chunk.last) {
-    KVF_TRY_VOID(check_hybrid(pool, virtual_page, chunk.room, {}, chunk.first_token + chunk.token_count,
-                              chunk.hybrid));
+    KVF_TRY_VOID(check_hybrid(pool, virtual_page, chunk.room, {}, tokens.end, chunk.hybrid));
   }
   if (chunk.last && chunk.aux_slot >= 0) {
     for (const AuxField& field : pool.layout().aux) {

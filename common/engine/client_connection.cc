@@ -83,8 +83,8 @@ Result<void> ClientConnection::call(std::uint64_t seq, std::string_view frame, s
   }
   const Clock::time_point until = Clock::now() + deadline;
   reply_.reset();
-  const Result<void> written = write_all(frame, fds, until);
-  const Result<void> answered = written ? wait_reply(seq, until) : written;
+  Result<void> written = write_all(frame, fds, until);
+  Result<void> answered = written ? wait_reply(seq, until) : written;
   if (!broken_) {
     // Events that arrived right behind the reply: the socket will not announce them again.
     [[maybe_unused]] const Result<void> taken = take_frames();

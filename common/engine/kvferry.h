@@ -98,7 +98,10 @@ typedef struct kvf_pool {
   size_t aux_count;
 } kvf_pool;
 
-/* What a request of a hybrid model needs beside its pages; all zero for other models. */
+/* What a request of a hybrid model needs beside its pages; all zero for other models. Each rank names what
+ * its own buffers have: a PP stage without a row per token (linear-attention or sliding-window layers only)
+ * gives no pages, one without sliding-window layers no window pages, one without linear attention no state.
+ */
 typedef struct kvf_hybrid {
   const uint32_t* window_pages; /* of the sliding-window layers, which have pages of their own */
   size_t window_page_count;

@@ -102,7 +102,7 @@ struct EngineServer::Impl final : EngineConnection::Owner, std::enable_shared_fr
     if (verdict) {
       const EngineId id = ++last_id;
       auto connection = std::make_shared<EngineConnection>(io, options, *this, id, *peer);
-      verdict = connection->start(std::move(socket));
+      verdict = connection->start(socket);
       if (verdict) {
         connections.emplace(id, std::move(connection));
         return;

@@ -50,7 +50,7 @@ EngineConnection::EngineConnection(asio::io_context& io, const EngineServerOptio
       attach_timer_(io),
       frames_(options.frame_bytes_max) {}
 
-Result<void> EngineConnection::start(UniqueFd socket) {
+Result<void> EngineConnection::start(UniqueFd& socket) {
   boost::system::error_code error;
   socket_.assign(asio::local::stream_protocol(), socket.get(), error);
   if (error) {

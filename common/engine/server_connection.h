@@ -35,8 +35,9 @@ class EngineConnection : public std::enable_shared_from_this<EngineConnection> {
   EngineConnection(boost::asio::io_context& io, const EngineServerOptions& options, Owner& owner, EngineId id,
                    PeerCredentials peer);
 
-  /// Takes the connected, non-blocking socket and starts to read.
-  Result<void> start(UniqueFd socket);
+  /// Takes the connected, non-blocking socket and starts to read. Where that fails the socket stays the
+  /// caller's, who can still say why.
+  Result<void> start(UniqueFd& socket);
   /// Ignored unless the engine is alive. Calls nobody back.
   void send_event(const EngineEvent& event);
   /// Closes at once and forgets the owner.

@@ -102,6 +102,7 @@ ModelGeometry expand(const Preset& preset) {
 
 std::vector<std::string> preset_names() {
   std::vector<std::string> names;
+  names.reserve(std::size(kPresets) + 2);
   for (const Preset& preset : kPresets) {
     names.emplace_back(preset.name);
   }

@@ -93,7 +93,8 @@ Result<void> append_pairs(const ModelGeometry& model, const Side& src, std::uint
     return {};
   }
   if (from.kind != BufferKind::kKey && from.kind != BufferKind::kValue) {
-    append(pair, 0, 0, from.row_bytes, pairs);
+    // Every rank has the whole row: it comes with the destination's first head, whose source is elected.
+    append(pair, 0, 0, src.own.heads.contains(dst.own.heads.begin) ? from.row_bytes : 0, pairs);
     return {};
   }
   const std::uint64_t head = model.head_bytes(from.kind);

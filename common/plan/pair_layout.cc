@@ -117,15 +117,16 @@ class Parts {
     parts_.front().dst_page_size = parts_.front().dst_pitch = into.shape.page_size;
   }
 
-  /// Whether the two ranks meet over anything.
+  /// Whether the one ever sends the other anything.
   bool any() const {
-    return std::any_of(pairings_.begin(), pairings_.end(), [](const RankPairing& p) { return p.target; });
+    return std::any_of(pairings_.begin(), pairings_.end(),
+                       [](const RankPairing& pairing) { return pairing.ever_sends(); });
   }
 
   /// Adds the pairs of one buffer that both sides own.
   Result<void> add(const BufferId& id) {
     const RowSpace space = model_.row_space(id);
-    if (!pairing(space).target) {
+    if (!pairing(space).ever_sends()) {
       return {};
     }
     PairLayout shape = empty_part(space);

@@ -105,7 +105,7 @@ std::uint32_t rank_row_bytes(const ModelGeometry& model, const Topology& topolog
 /// Everything about one part of one (prefill rank, decode rank) pair that does not change with the room.
 struct PairLayout {
   RowSpace space = RowSpace::kTokens;
-  std::vector<BufferPair> pairs;  // empty when src is no target of dst, or they share no (layer, head)
+  std::vector<BufferPair> pairs;  // empty when src never sends to dst, or they share no (layer, head)
   TokenClass src_tokens;
   TokenClass dst_tokens;
   CpPlace src_cp;

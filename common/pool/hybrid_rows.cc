@@ -47,6 +47,24 @@ Result<void> check_window(const Pool& pool, std::uint64_t virtual_page, Room roo
 
 }  // namespace
 
+Result<void> check_page_list(const Pool& pool, std::uint64_t virtual_page, Room room, const Interval& tokens,
+                             std::size_t given) {
+  if (page_count(pool.layout()) == 0) {
+    if (given > 0) {
+      return fail(Code::kInvalid,
+                  "room {}: {} pages given, but the pool has no buffer with a row per token; give none", room,
+                  given);
+    }
+    return {};
+  }
+  const std::uint64_t needed = (tokens.size() + virtual_page - 1) / virtual_page;
+  if (given != needed) {
+    return fail(Code::kInvalid, "room {}: tokens {} to {} need {} pages of {} tokens, {} given", room,
+                tokens.begin, tokens.end, needed, virtual_page, given);
+  }
+  return {};
+}
+
 Result<void> check_hybrid(const Pool& pool, std::uint64_t virtual_page, Room room, const Interval& window,
                           std::uint64_t end, const HybridRows& rows) {
   KVF_TRY_VOID(check_window(pool, virtual_page, room, window, end, rows));

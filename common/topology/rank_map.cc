@@ -28,6 +28,12 @@ RankPairing deal(std::uint64_t replica, std::uint64_t replicas, std::uint64_t ho
   return pairing;
 }
 
+/// A target that is never elected: it holds the request and sends nothing of it, but finishes with it.
+RankPairing dummy(RankPairing pairing) {
+  pairing.replica = pairing.replicas;
+  return pairing;
+}
+
 /// Recurrent state is sharded over all TP ranks, whatever the heads do.
 RankPairing pair_state(const ModelGeometry& model, const Topology& prefill, const RankCoord& src,
                        const Topology& decode, const RankCoord& dst, const Interval& layers) {
@@ -61,8 +67,12 @@ RankPairing rank_pairing(const ModelGeometry& model, const Topology& prefill, co
   if (space == RowSpace::kState) {
     return pair_state(model, prefill, prefill_coord, decode, decode_coord, layers);
   }
-  if ((prefill_coord.cp != 0 && prefill.cp_split == CpSplit::kNone) ||
-      intersect(src.heads, dst.heads).size() == 0) {
+  if (prefill_coord.cp != 0 && prefill.cp_split == CpSplit::kNone) {
+    RankCoord sender = prefill_coord;
+    sender.cp = 0;
+    return dummy(rank_pairing(model, prefill, sender, decode, decode_coord, space));
+  }
+  if (intersect(src.heads, dst.heads).size() == 0) {
     return {};
   }
   if (space == RowSpace::kDraft) {
@@ -119,17 +129,6 @@ Result<void> validate_pair(const ModelGeometry& model, const Topology& prefill, 
   for (const auto& [side, topology] : {std::pair{"prefill", &prefill}, std::pair{"decode", &decode}}) {
     if (const auto valid = validate(*topology, model); !valid) {
       add(fmt::format("{} {}", side, valid.error().message));
-    }
-  }
-  for (const StateTensor& tensor : model.state) {
-    for (const auto& [side, topology] : {std::pair{"prefill", &prefill}, std::pair{"decode", &decode}}) {
-      for (const std::uint32_t block : tensor.blocks) {
-        if (topology->tp == 0 || block % topology->tp != 0) {
-          add(fmt::format("{} tp {} does not divide a {} block of {} elements; choose a tp that does", side,
-                          topology->tp, to_string(tensor.kind), block));
-          break;
-        }
-      }
     }
   }
   if (decode.cp != 1 && decode.cp_split != CpSplit::kNone) {

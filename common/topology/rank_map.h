@@ -29,12 +29,15 @@ std::uint32_t elected_replica(Room room, std::uint32_t replicas);
 /// Replicas are dealt out over the destinations that hold the same heads and some of their layers and tokens,
 /// in their order: with fewer replicas than destinations each serves its share of them, with more each
 /// destination has a group of its own and elects within it by room. So no replica's share differs from
-/// another's by more than one destination, and none is idle for good.
+/// another's by more than one destination, and none is idle for good. Prefill CP ranks above 0 that do not
+/// split the tokens stand where their CP rank 0 stands, and are never elected (replica == replicas).
 struct RankPairing {
   bool target = false;  // false: the two never meet, the rest is meaningless
   std::uint32_t replica = 0;
   std::uint32_t replicas = 1;
 
+  /// Whether it sends for any room at all.
+  bool ever_sends() const { return target && replica < replicas; }
   bool sends(Room room) const { return target && elected_replica(room, replicas) == replica; }
 };
 RankPairing rank_pairing(const ModelGeometry& model, const Topology& prefill, const RankCoord& prefill_coord,

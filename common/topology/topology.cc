@@ -160,6 +160,15 @@ Result<void> validate(const Topology& topology, const ModelGeometry& model) {
     add_problem(problems, fmt::format("{} KV heads neither divide nor replicate over tp/dcp {}/{}; change tp",
                                       model.kv_heads, topology.tp, topology.dcp));
   }
+  for (const StateTensor& tensor : model.state) {
+    const auto odd = std::find_if(tensor.blocks.begin(), tensor.blocks.end(),
+                                  [&](std::uint32_t block) { return block % topology.tp != 0; });
+    if (odd != tensor.blocks.end()) {
+      add_problem(problems,
+                  fmt::format("tp {} does not divide a {} state block of {} elements; choose a tp that does",
+                              topology.tp, to_string(tensor.kind), *odd));
+    }
+  }
   if (!problems.empty()) {
     return fail(Code::kInvalid, "topology {} of model \"{}\": {}", to_string(topology), model.name, problems);
   }

@@ -60,7 +60,8 @@ struct Topology {
 };
 
 /// Sizes in [1, kParallelSizeMax], dcp divides tp, pp_layers fits pp and the layer count, heads divide or
-/// replicate over tp/dcp. Also validates the model. Every violation is in the one message (kInvalid).
+/// replicate over tp/dcp, tp divides every block of recurrent state. Also validates the model. Every
+/// violation is in the one message (kInvalid).
 Result<void> validate(const Topology& topology, const ModelGeometry& model);
 
 /// "tp=4,dcp=4" (also pp, cp, cp_split, dp, interleave, and pp_layers=31+30), in any order; unknown and

@@ -11,7 +11,6 @@ namespace {
 constexpr PeerId kDecodePeer = 3;   // the prefill daemon's number for the decode daemon
 constexpr PeerId kPrefillPeer = 5;  // the decode daemon's number for the prefill daemon
 constexpr decode::ServiceId kService = 1;
-constexpr std::byte kGuard{0xA5};
 
 prefill::RoomsOptions prefill_options(const WorldSpec& spec) {
   prefill::RoomsOptions out;
@@ -32,12 +31,15 @@ decode::RoomsOptions decode_options(const WorldSpec& spec) {
   return out;
 }
 
-std::byte content(std::uint64_t use, const BufferShape& shape, std::uint64_t head_byte, std::uint64_t token) {
-  const std::uint64_t mixed =
-      (use * 1'000'003 + shape.layer * 7919 + static_cast<std::uint64_t>(shape.kind) * 104'729 +
-       token * 611'953 + head_byte) *
-      0x9E3779B97F4A7C15ull;
-  return static_cast<std::byte>(mixed >> 56);
+/// The first token that the last stage of prefill gives to this use of a room.
+std::uint64_t first_token_of(std::uint64_t use) {
+  return use * 1'000 + 4'242;
+}
+
+std::vector<std::byte> cell(std::uint64_t value) {
+  std::vector<std::byte> out(64);
+  std::memcpy(out.data(), &value, sizeof value);
+  return out;
 }
 
 std::string event_text(const EngineEvent& event) {
@@ -101,40 +103,33 @@ RoomWorld::~RoomWorld() {
   receive_fabric_.reset();
 }
 
-std::shared_ptr<Pool> RoomWorld::new_pool(const Topology& topology, RankIndex rank, std::byte guard) const {
-  PoolLayout layout;
-  layout.rank = rank;
-  layout.page_size = spec_.page_size;
-  std::uint64_t offset = 0;
-  for (const BufferShape& shape : rank_buffers(spec_.model, topology, topology.coord(rank), spec_.pages)) {
-    layout.buffers.push_back(BufferPlace{shape, 0, offset});
-    offset += shape.pages * spec_.page_size * shape.row_bytes;
-  }
-  layout.aux = {AuxField{"output_ids", 64, 64, 1, 0}, AuxField{kAuxRoomField, 64, 64, 1, 64 * 64}};
-  return make_pool(std::move(layout), guard);
-}
-
 void RoomWorld::attach(bool prefill_side, RankIndex rank) {
   Engine& engine = (prefill_side ? prefill_engines_ : decode_engines_)[rank];
   engine.id = next_engine_++;
-  engine.pool = new_pool(prefill_side ? spec_.prefill : spec_.decode, rank, kGuard);
+  const bool other = !prefill_side && spec_.decode_pools.hidden_layers > 0;
+  engine.rank =
+      make_room_rank(other ? spec_.decode_pools : spec_.model, prefill_side ? spec_.prefill : spec_.decode,
+                     rank, spec_.page_size, spec_.pages);
   for (std::uint32_t page = 0; page < spec_.pages; ++page) {
     engine.free_pages.push_back(page);
   }
   if (prefill_side) {
-    KVF_CHECK(prefill.attach(engine.id, rank, engine.pool).has_value());
+    KVF_CHECK(prefill.attach(engine.id, rank, engine.rank.pool).has_value());
   } else {
-    KVF_CHECK(decode.attach(engine.id, rank, engine.pool).has_value());
-    receive_fabric_->add_pool(engine.pool);
+    KVF_CHECK(decode.attach(engine.id, rank, engine.rank.pool).has_value());
+    receive_fabric_->add_pool(engine.rank.pool);
   }
 }
 
-std::vector<std::uint32_t> RoomWorld::take(Engine& engine, std::uint64_t count) {
+// The pages of that many tokens; a rank without rows for tokens has none.
+std::vector<std::uint32_t> RoomWorld::take(Engine& engine, std::uint64_t tokens) {
+  const std::uint64_t page = std::uint64_t{spec_.page_size} * engine.rank.topology.dcp;
+  const std::uint64_t count = has_tokens(engine.rank) ? (tokens + page - 1) / page : 0;
   std::vector<std::uint32_t> out;
   while (out.size() < count && !engine.free_pages.empty()) {
     // Most recently freed first: a page that went back too early is used again at once.
     out.push_back(engine.free_pages.back());
-    engine.watched.erase(engine.free_pages.back());
+    engine.watch.remove_page(engine.free_pages.back());
     engine.free_pages.pop_back();
   }
   KVF_CHECK(out.size() == count);
@@ -144,18 +139,23 @@ std::vector<std::uint32_t> RoomWorld::take(Engine& engine, std::uint64_t count) 
 Result<void> RoomWorld::expect(RankIndex rank, Room room, std::uint64_t tokens, std::uint64_t prefix,
                                bool aux) {
   Engine& engine = decode_engines_.at(rank);
-  const std::uint64_t page = std::uint64_t{spec_.page_size} * spec_.decode.dcp;
-  Use use{use_of_room_.contains(room) ? use_of_room_[room] : 0,
-          take(engine, (tokens - prefix + page - 1) / page), prefix, tokens,
-          aux ? static_cast<int>(room % 64) : -1};
-  EngineExpectation want{room, "prefill:8998", use.pages, prefix, tokens, use.aux_slot, -1};
+  Use use{{use_of_room_[room], take(engine, tokens - prefix), prefix, std::nullopt},
+          {prefix, tokens},
+          aux ? static_cast<int>(room % kAuxSlots) : -1};
+  if (has_state(engine.rank)) {
+    use.rows.state_slot = static_cast<std::uint32_t>(room % spec_.pages);
+    engine.watch.remove_state(*use.rows.state_slot);
+  }
+  engine.watch.remove_aux(use.aux_slot);
+  EngineExpectation want{room, "prefill:8998", use.rows.pages, prefix, tokens, use.aux_slot, -1};
+  want.hybrid.state_slot = use.rows.state_slot;
   decode::Actions actions;
-  const auto accepted = decode.expect(now_, engine.id, std::move(want), kService, actions);
+  auto accepted = decode.expect(now_, engine.id, std::move(want), kService, actions);
   if (accepted) {
-    engine.held[room] = use.pages;
+    engine.held[room] = use.rows.pages;
     engine.uses[room] = std::move(use);
   } else {
-    engine.free_pages.insert(engine.free_pages.end(), use.pages.begin(), use.pages.end());
+    engine.free_pages.insert(engine.free_pages.end(), use.rows.pages.begin(), use.rows.pages.end());
   }
   perform(actions);
   return accepted;
@@ -167,53 +167,35 @@ void RoomWorld::expect_all(Room room, std::uint64_t tokens, std::uint64_t prefix
   }
 }
 
-void RoomWorld::fill(Engine& engine, RankIndex rank, Room room, const std::vector<std::uint32_t>& pages,
-                     std::uint64_t first, std::uint64_t count) {
-  const Ownership mine = ownership(spec_.prefill, spec_.model, spec_.prefill.coord(rank));
-  for (std::uint32_t b = 0; b < engine.pool->buffer_count(); ++b) {
-    const BufferShape& shape = engine.pool->layout().buffers[b].shape;
-    const std::uint64_t head_bytes = spec_.model.head_bytes(shape.kind);
-    for (std::uint64_t t = first; t < first + count; ++t) {
-      if (!mine.tokens.owns(t)) {
-        continue;
-      }
-      const std::uint64_t local = mine.tokens.owned_before(t) - mine.tokens.owned_before(first);
-      const std::uint64_t row =
-          std::uint64_t{pages[local / spec_.page_size]} * spec_.page_size + local % spec_.page_size;
-      for (std::uint64_t i = 0; i < shape.row_bytes; ++i) {
-        engine.pool->buffer(b)[row * shape.row_bytes + i] =
-            content(use_of_room_[room], shape, mine.heads.begin * head_bytes + i, t);
-      }
-    }
-  }
-}
-
 Result<void> RoomWorld::send(RankIndex rank, Room room, std::uint64_t first, std::uint64_t count, bool last,
                              bool aux) {
   Engine& engine = prefill_engines_.at(rank);
-  const std::uint64_t page = std::uint64_t{spec_.page_size} * spec_.prefill.dcp;
-  const auto pages = take(engine, (count + page - 1) / page);
-  fill(engine, rank, room, pages, first, count);
+  const auto pages = take(engine, count);
+  RoomRows rows{use_of_room_[room], pages, first, std::nullopt};
+  if (last && has_state(engine.rank)) {
+    rows.state_slot = static_cast<std::uint32_t>((room + 1) % spec_.pages);
+  }
+  fill_rows(engine.rank, rows, has_tokens(engine.rank) ? Interval{first, first + count} : Interval{});
   EngineChunk chunk;
   chunk.room = room;
   chunk.pages = pages;
   chunk.first_token = first;
   chunk.token_count = count;
   chunk.last = last;
-  chunk.begun = engine.held.contains(room) && !engine.held.at(room).empty();
+  chunk.begun = engine.held.contains(room);
+  chunk.hybrid.state_slot = rows.state_slot;
   std::vector<prefill::AuxBytes> row;
   if (last && aux) {
-    std::vector<std::byte> ids(64, std::byte{0x11});
-    std::vector<std::byte> id(64);
-    std::memcpy(id.data(), &room, sizeof room);
-    row = {{"output_ids", ids}, {kAuxRoomField, id}};
+    // The stages of decode get their rows from different stages of prefill, which then all have the token.
+    const bool last_stage = spec_.decode.pp > 1 || spec_.prefill.coord(rank).pp + 1 == spec_.prefill.pp;
+    row = {{"output_ids", cell(last_stage ? first_token_of(rows.use) : 1111)}, {kAuxRoomField, cell(room)}};
   }
   prefill::Actions actions;
-  const auto sent = prefill.send(now_, engine.id, std::move(chunk), 0, std::move(row), actions);
-  auto& held = engine.held[room];
-  held.insert(held.end(), pages.begin(), pages.end());
-  if (!sent) {
-    held.resize(held.size() - pages.size());
+  auto sent = prefill.send(now_, engine.id, std::move(chunk), 0, std::move(row), actions);
+  if (sent) {
+    auto& held = engine.held[room];  // present, though empty, for a rank without token pages
+    held.insert(held.end(), pages.begin(), pages.end());
+  } else {
     engine.free_pages.insert(engine.free_pages.end(), pages.begin(), pages.end());
   }
   perform(actions);
@@ -280,6 +262,12 @@ void RoomWorld::connect() {
   decode.peer_ready(now_, kPrefillPeer, receive_fabric_->receiver_places_bytes(), receiving);
   decode.service_ready(now_, kService, std::move(info), receiving);
   perform(receiving);
+}
+
+void RoomWorld::refuse_service(const Error& error) {
+  decode::Actions actions;
+  decode.service_refused(now_, kService, error, actions);
+  perform(actions);
 }
 
 bool RoomWorld::step(Rng& rng) {
@@ -417,70 +405,48 @@ void RoomWorld::deliver_event(bool prefill_side, EngineId id, const EngineEvent&
       violations.push_back(
           fmt::format("prefill rank {}: final event '{}' for a room it does not hold", rank, text));
     }
-    if (!prefill_side && event.type == EngineEventType::kLanded && engine.uses.contains(event.room)) {
-      verify(engine, rank, event.room, event.tokens);
+    if (!prefill_side && event.type == EngineEventType::kLanded) {
+      verify(engine, event.room);
     }
     give_back(engine, event.room, !prefill_side);
   }
 }
 
 void RoomWorld::give_back(Engine& engine, Room room, bool watch) {
-  for (const std::uint32_t page : engine.held[room]) {
-    engine.free_pages.push_back(page);
-    if (!watch) {
-      continue;
-    }
-    engine.watched.insert(page);
-    for (std::uint32_t b = 0; b < engine.pool->buffer_count(); ++b) {
-      const std::uint64_t bytes =
-          std::uint64_t{spec_.page_size} * engine.pool->layout().buffers[b].shape.row_bytes;
-      std::memset(engine.pool->buffer(b).data() + page * bytes, static_cast<int>(kGuard), bytes);
-    }
+  const auto& pages = engine.held[room];
+  engine.free_pages.insert(engine.free_pages.end(), pages.begin(), pages.end());
+  if (const auto use = engine.uses.find(room); watch && use != engine.uses.end()) {
+    engine.watch.add(engine.rank, use->second.rows, use->second.aux_slot);
   }
   engine.held.erase(room);
   engine.uses.erase(room);
 }
 
-void RoomWorld::verify(Engine& engine, RankIndex rank, Room room, std::uint64_t) {
-  const Use& use = engine.uses.at(room);
-  const Ownership mine = ownership(spec_.decode, spec_.model, spec_.decode.coord(rank));
-  for (std::uint32_t b = 0; b < engine.pool->buffer_count(); ++b) {
-    const BufferShape& shape = engine.pool->layout().buffers[b].shape;
-    const std::uint64_t head_bytes = spec_.model.head_bytes(shape.kind);
-    for (std::uint64_t t = use.prefix; t < use.tokens; ++t) {
-      if (!mine.tokens.owns(t)) {
-        continue;
-      }
-      const std::uint64_t local = mine.tokens.owned_before(t) - mine.tokens.owned_before(use.prefix);
-      const std::uint64_t row =
-          std::uint64_t{use.pages[local / spec_.page_size]} * spec_.page_size + local % spec_.page_size;
-      for (std::uint64_t i = 0; i < shape.row_bytes; ++i) {
-        const std::byte want = content(use_of_room_[room], shape, mine.heads.begin * head_bytes + i, t);
-        if (engine.pool->buffer(b)[row * shape.row_bytes + i] != want) {
-          violations.push_back(
-              fmt::format("room {} landed with wrong bytes: decode rank {} layer {} token {} byte {}", room,
-                          rank, shape.layer, t, i));
-          return;
-        }
-      }
+void RoomWorld::verify(const Engine& engine, Room room) {
+  const auto at = engine.uses.find(room);
+  if (at == engine.uses.end()) {
+    return;
+  }
+  const Use& use = at->second;
+  const std::string wrong =
+      wrong_rows(engine.rank, use.rows, has_tokens(engine.rank) ? use.tokens : Interval{});
+  if (!wrong.empty()) {
+    violations.push_back(fmt::format("room {} landed with wrong bytes: decode {}", room, wrong));
+  }
+  if (use.aux_slot >= 0) {
+    std::uint64_t token = 0;
+    std::memcpy(&token, engine.rank.pool->aux_row(0, static_cast<std::uint32_t>(use.aux_slot)).data(),
+                sizeof token);
+    if (token != first_token_of(use.rows.use)) {
+      violations.push_back(fmt::format("room {} landed with first token {}, its own is {}", room, token,
+                                       first_token_of(use.rows.use)));
     }
   }
 }
 
 void RoomWorld::check_watched() {
   for (auto& [rank, engine] : decode_engines_) {
-    for (const std::uint32_t page : engine.watched) {
-      for (std::uint32_t b = 0; b < engine.pool->buffer_count(); ++b) {
-        const std::uint64_t bytes =
-            std::uint64_t{spec_.page_size} * engine.pool->layout().buffers[b].shape.row_bytes;
-        const auto span = engine.pool->buffer(b).subspan(page * bytes, bytes);
-        if (!std::all_of(span.begin(), span.end(), [](std::byte value) { return value == kGuard; })) {
-          violations.push_back(fmt::format(
-              "bytes landed in page {} of decode rank {} after it went back to the engine", page, rank));
-          std::fill(span.begin(), span.end(), kGuard);
-        }
-      }
-    }
+    engine.watch.check(engine.rank, violations);
   }
 }
 

@@ -6,7 +6,6 @@
 #include <deque>
 #include <map>
 #include <memory>
-#include <set>
 #include <string>
 #include <vector>
 
@@ -14,12 +13,14 @@
 #include "prefill/rooms.h"
 #include "tests/support/fabric_fixture.h"
 #include "tests/support/rng.h"
+#include "tests/support/room_memory.h"
 #include "transport/inproc/inproc.h"
 
 namespace kvferry::test {
 
 struct WorldSpec {
   ModelGeometry model = small_mla(2);
+  ModelGeometry decode_pools = {};  // unlike `model` where it has layers: pools that do not fit
   Topology prefill;
   Topology decode;
   std::uint32_t page_size = 2;
@@ -38,7 +39,8 @@ class RoomWorld {
   explicit RoomWorld(WorldSpec spec);
   ~RoomWorld();
 
-  /// A new use of the room: its bytes differ from those of every earlier use.
+  /// A new use of the room: its bytes and its first token differ from those of every earlier use. Where
+  /// decode has one PP stage, only ranks of prefill's last stage send that token, the others send another.
   void use(Room room) { use_of_room_[room] = next_use_++; }
 
   // Engines.
@@ -50,6 +52,7 @@ class RoomWorld {
   void send_all(Room room, std::uint64_t tokens, std::uint64_t chunk, std::uint64_t first = 0);
   Result<void> abort_decode(RankIndex rank, Room room);
   Result<void> abort_prefill(RankIndex rank, Room room);
+  void refuse_service(const Error& error);  // the compatibility rules refuse prefill
   void decode_engine_dies(RankIndex rank);
   void prefill_engine_dies(RankIndex rank);
 
@@ -75,30 +78,25 @@ class RoomWorld {
 
  private:
   struct Use {  // one use of a room on one decode rank
-    std::uint64_t number = 0;
-    std::vector<std::uint32_t> pages;
-    std::uint64_t prefix = 0;
-    std::uint64_t tokens = 0;
+    RoomRows rows;
+    Interval tokens;
     int aux_slot = -1;
   };
   struct Engine {
     EngineId id = 0;
-    std::shared_ptr<Pool> pool;
+    RoomRank rank;
     std::vector<std::uint32_t> free_pages;
-    std::set<std::uint32_t> watched;  // free pages whose bytes must stay the guard
+    Watch watch;
     std::map<Room, std::vector<std::uint32_t>> held;
     std::map<Room, Use> uses;
     std::vector<std::string> events;
   };
   class OneSided;
 
-  std::shared_ptr<Pool> new_pool(const Topology& topology, RankIndex rank, std::byte guard) const;
   void attach(bool prefill_side, RankIndex rank);
-  std::vector<std::uint32_t> take(Engine& engine, std::uint64_t count);
-  void fill(Engine& engine, RankIndex rank, Room room, const std::vector<std::uint32_t>& pages,
-            std::uint64_t first, std::uint64_t count);
+  std::vector<std::uint32_t> take(Engine& engine, std::uint64_t tokens);
   void give_back(Engine& engine, Room room, bool watch);
-  void verify(Engine& engine, RankIndex rank, Room room, std::uint64_t tokens);
+  void verify(const Engine& engine, Room room);
   void check_watched();
   void perform(prefill::Actions& actions);
   void perform(decode::Actions& actions);

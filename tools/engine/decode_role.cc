@@ -207,7 +207,8 @@ void DecodeRole::check_step(Expectation& room) {
 
 void DecodeRole::on_lost(Rank& rank, const std::string& reason) {
   std::vector<Room> lost;
-  for (auto& [id, room] : rooms_) {
+  for (auto& [id, entry] : rooms_) {
+    auto& room = entry;  // older compilers let no lambda capture a binding
     RoomPart* part = room.state.part_of(rank);
     const bool landed =
         part != nullptr && std::any_of(room.landed.begin(), room.landed.end(),

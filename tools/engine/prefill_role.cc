@@ -168,13 +168,14 @@ bool PrefillRole::send_step(Request& request, Instant now) {
   }
   const Interval tokens = chunk_tokens(request, send.chunk);
   const std::uint64_t page = part.rank->rows.virtual_page();
-  const std::uint64_t first_page = (tokens.begin - request.state.prefix) / page;
+  const std::uint64_t page_count = part.rank->rows.pages_for(tokens.begin, tokens.end);
+  const std::uint64_t first_page = page_count == 0 ? 0 : (tokens.begin - request.state.prefix) / page;
   const bool last = send.chunk + 1 == request.chunks;
   kvf_chunk chunk{};
   chunk.struct_size = sizeof(chunk);
   chunk.room = request.state.room;
   chunk.pages = part.held.pages.data() + first_page;
-  chunk.page_count = part.rank->rows.pages_for(tokens.begin, tokens.end);
+  chunk.page_count = page_count;
   chunk.first_token = tokens.begin;
   chunk.token_count = tokens.size();
   chunk.last = last ? 1 : 0;

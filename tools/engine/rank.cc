@@ -134,8 +134,7 @@ Result<Holding> Rank::allocate(Room room, std::uint64_t prefix, std::uint64_t en
   std::vector<std::uint32_t> state;
   std::vector<std::uint32_t> aux;
   const std::uint64_t needed = rows.pages_for(prefix, end);
-  const std::uint64_t window =
-      rows.window_pages() == 0 ? 0 : rows.pages_for(rows.window_first(prefix, end), end);
+  const std::uint64_t window = rows.window_pages_for(prefix, end);
   const std::uint32_t free_before = pages.free_count();
   const bool all = take(pages, needed, holding.pages) && take(windows, window, holding.window_pages) &&
                    take(states, rows.state_slots() == 0 ? 0 : 1, state) && take(slots, 1, aux);

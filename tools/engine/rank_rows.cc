@@ -18,13 +18,20 @@ Result<RankRows> RankRows::create(const ModelGeometry& model, const Topology& to
   rows.owned_ = ownership(topology, model, coord);
   rows.buffers_ =
       rank_buffers(model, topology, coord, pages, rows_of_page(RowSpace::kDraft, page_size, topology));
-  if (!model.sliding_layers.empty()) {
+  // What its own stage holds; another may have layers of other kinds.
+  const auto has = [&](std::initializer_list<RowSpace> spaces) {
+    return std::any_of(rows.buffers_.begin(), rows.buffers_.end(), [&](const BufferShape& shape) {
+      return std::find(spaces.begin(), spaces.end(), model.row_space(shape.id())) != spaces.end();
+    });
+  };
+  rows.has_tokens_ = has({RowSpace::kTokens, RowSpace::kDraft});
+  if (has({RowSpace::kWindow})) {
     rows.window_tokens_ = model.sliding_window;
     // A window that begins inside a page touches one page more.
     const std::uint64_t each = model.sliding_window / rows.virtual_page_ + 2;
     rows.window_pages_ = narrow<std::uint32_t>(std::min<std::uint64_t>(pages, each * rooms));
   }
-  rows.state_slots_ = model.state_layers.empty() ? 0 : rooms;
+  rows.state_slots_ = has({RowSpace::kState}) ? rooms : 0;
   // Index keys and scales share their pages, as engines lay them out: all keys of a page, then all scales.
   const std::uint32_t index_page = page_size * model.index_bytes();
   const std::uint32_t key_bytes = std::max(1u, model.head_bytes(BufferKind::kIndexKey));
@@ -74,7 +81,12 @@ std::optional<RankRows::Nest> RankRows::nest(std::uint32_t buffer) const {
 }
 
 std::uint64_t RankRows::pages_for(std::uint64_t first, std::uint64_t end) const {
-  return end > first ? (end - first + virtual_page_ - 1) / virtual_page_ : 0;
+  return has_tokens_ && end > first ? (end - first + virtual_page_ - 1) / virtual_page_ : 0;
+}
+
+std::uint64_t RankRows::window_pages_for(std::uint64_t prefix, std::uint64_t end) const {
+  const std::uint64_t first = window_first(prefix, end);
+  return window_pages_ > 0 && end > first ? (end - first + virtual_page_ - 1) / virtual_page_ : 0;
 }
 
 Interval RankRows::window(std::uint64_t prefix, std::uint64_t end) const {

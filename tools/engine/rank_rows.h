@@ -76,12 +76,15 @@ class RankRows {
   RankIndex rank() const { return rank_; }
   std::uint32_t page_size() const { return page_size_; }
   std::uint64_t virtual_page() const { return virtual_page_; }
-  /// Pages of this rank for tokens [first, end); `first` is a multiple of the virtual page.
+  /// Pages of this rank for tokens [first, end); `first` is a multiple of the virtual page. None where its
+  /// stage has no row per token.
   std::uint64_t pages_for(std::uint64_t first, std::uint64_t end) const;
   /// The tokens of a request's sliding window: the last ones after the prefix. Empty for other models.
   Interval window(std::uint64_t prefix, std::uint64_t end) const;
   /// The window's first token rounded down to a virtual page.
   std::uint64_t window_first(std::uint64_t prefix, std::uint64_t end) const;
+  /// Pages of this rank for the window of a request.
+  std::uint64_t window_pages_for(std::uint64_t prefix, std::uint64_t end) const;
   std::uint32_t window_pages() const { return window_pages_; }
   std::uint32_t state_slots() const { return state_slots_; }
 
@@ -127,6 +130,7 @@ class RankRows {
   RankIndex rank_ = 0;
   std::uint32_t page_size_ = 0;
   std::uint64_t virtual_page_ = 0;
+  bool has_tokens_ = false;
   std::uint32_t window_tokens_ = 0;
   std::uint32_t window_pages_ = 0;
   std::uint32_t state_slots_ = 0;

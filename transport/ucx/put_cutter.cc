@@ -8,9 +8,10 @@ namespace kvferry::ucx {
 
 ChunkJob block_part(const ChunkJob& job) {
   ChunkJob rest = job;
+  const PutChoice choice(*job.plan);
   auto plan = std::make_shared<Plan>();
   for (const BufferPair& pair : job.plan->pairs) {
-    if (!goes_by_puts(pair)) {
+    if (!choice.by_puts(pair)) {
       plan->pairs.push_back(pair);
       plan->bytes += job.plan->rows * pair.bytes;
     }
@@ -32,8 +33,9 @@ Result<void> check_puts(const ChunkJob& job, const RemotePool& pool) {
     }
     rows = std::max(rows, run.dst_row + last);
   }
+  const PutChoice choice(*job.plan);
   for (const BufferPair& pair : job.plan->pairs) {
-    if (job.plan->runs.empty() || !goes_by_puts(pair)) {
+    if (!choice.by_puts(pair)) {
       continue;
     }
     if (pair.dst_buffer >= pool.buffers.size()) {
@@ -52,7 +54,7 @@ Result<void> check_puts(const ChunkJob& job, const RemotePool& pool) {
 }
 
 PutCutter::PutCutter(const ChunkJob& job, const RemotePool& pool, const PutLimits& limits)
-    : job_(&job), pool_(&pool), limits_(limits) {
+    : job_(&job), pool_(&pool), limits_(limits), choice_(*job.plan) {
   if (job.plan->runs.empty()) {
     pair_ = job.plan->pairs.size();
   }
@@ -61,7 +63,7 @@ PutCutter::PutCutter(const ChunkJob& job, const RemotePool& pool, const PutLimit
 
 void PutCutter::skip_pairs() {
   const auto& pairs = job_->plan->pairs;
-  while (pair_ < pairs.size() && !goes_by_puts(pairs[pair_])) {
+  while (pair_ < pairs.size() && !choice_.by_puts(pairs[pair_])) {
     ++pair_;
   }
 }

@@ -1,9 +1,9 @@
 #pragma once
 // Lowers the part of a chunk that goes by puts into segments, each contiguous at the destination. Rows that
 // are strided at the source come as several source spans, to be packed into one staging slot; pieces that are
-// worth a write of their own come as one span and go straight from the pool. A pair whose slices are strided
-// at the destination cannot be written this way without one put per row; such pairs go by blocks instead.
-// Pure; the job and the remote pool outlive the cutter.
+// worth a write of their own come as one span and go straight from the pool. What is strided at the
+// destination (slices of rows, or rows of several DCP ranks) cannot be written this way without one put per
+// row; it goes by blocks instead. Pure; the job and the remote pool outlive the cutter.
 
 #include <cstddef>
 #include <cstdint>
@@ -25,10 +25,29 @@ struct PutSegment {
   std::vector<std::span<const std::byte>> spans;  // more than one: pack
 };
 
-/// True when the pair's slices fill whole destination rows.
-constexpr bool goes_by_puts(const BufferPair& pair) {
-  return pair.dst_offset == 0 && pair.bytes == pair.dst_row_bytes;
-}
+/// Which buffer pairs of a plan go by puts: those whose slices fill whole destination rows, where the rows
+/// follow each other at the destination for long enough that puts are no more than blocks would be.
+class PutChoice {
+ public:
+  explicit PutChoice(const Plan& plan) {
+    std::uint64_t next = 0;
+    for (const RowRun& run : plan.runs) {
+      const bool dense = run.dst_step == run.rows;
+      stretches_ += dense ? (stretches_ > 0 && run.dst_row == next ? 0 : 1) : run.count;
+      next = run.dst_row + std::uint64_t{run.count - 1} * run.dst_step + run.rows;
+      rows_ += std::uint64_t{run.count} * run.rows;
+    }
+  }
+
+  bool by_puts(const BufferPair& pair) const {
+    return pair.dst_offset == 0 && pair.bytes == pair.dst_row_bytes && stretches_ > 0 &&
+           rows_ / stretches_ * pair.bytes >= kPutModeBlocks.payload_bytes_max;
+  }
+
+ private:
+  std::uint64_t rows_ = 0;
+  std::uint64_t stretches_ = 0;  // of destination rows that follow each other
+};
 
 /// `job` without the pairs that go by puts: what is left for the block path (aux included).
 ChunkJob block_part(const ChunkJob& job);
@@ -50,6 +69,7 @@ class PutCutter {
   const ChunkJob* job_;
   const RemotePool* pool_;
   PutLimits limits_;
+  PutChoice choice_;
   std::size_t pair_ = 0;
   std::size_t run_ = 0;
   std::uint32_t piece_ = 0;

@@ -17,7 +17,8 @@ struct UcxSendStats {
   std::uint64_t blocks = 0;  // active messages with payload
   std::uint64_t puts = 0;
   std::uint64_t packed_puts = 0;  // of these, from staging
-  std::uint64_t wakeups = 0;      // of the fabric's thread
+  std::uint64_t staging_peak_bytes = 0;
+  std::uint64_t wakeups = 0;  // of the fabric's thread
 };
 
 class UcxSendFabric final : public SendFabric {

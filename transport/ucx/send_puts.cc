@@ -83,6 +83,8 @@ bool UcxSendFabric::Core::post_put(Chunk& chunk) {
       chunk.segment_waits = true;
       return false;
     }
+    // A slot is all that this segment may touch; its neighbours are on their way to other destinations.
+    KVF_CHECK(segment.bytes <= staging_->slot_bytes());
     const Nanos begin = steady_now();
     std::byte* out = staging_->slot(slot).data();
     for (const auto& span : segment.spans) {

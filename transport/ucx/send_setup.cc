@@ -69,7 +69,8 @@ UcxSendFabric::Core::~Core() {
 UcxSendStats UcxSendFabric::Core::stats() const {
   // Counters only; nothing is ordered by them.
   return UcxSendStats{blocks_.load(std::memory_order_relaxed), puts_.load(std::memory_order_relaxed),
-                      packed_.load(std::memory_order_relaxed), progress_->wakeups()};
+                      packed_.load(std::memory_order_relaxed), staging_ ? staging_->peak_bytes() : 0,
+                      progress_->wakeups()};
 }
 
 void UcxSendFabric::Core::connect(PeerId id, const FabricOffer& offer) {

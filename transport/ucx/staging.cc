@@ -29,6 +29,10 @@ int Staging::take() {
   }
   const int slot = free_.back();
   free_.pop_back();
+  const std::uint64_t used = kStagingSlots - free_.size();
+  if (used > peak_.load(std::memory_order_relaxed)) {
+    peak_.store(used, std::memory_order_relaxed);
+  }
   return slot;
 }
 

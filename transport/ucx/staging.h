@@ -2,6 +2,7 @@
 // The bounded, registered ring that strided rows are packed into before a put. Fixed at start; a put that
 // finds no free slot waits. Small on purpose: packed bytes must still be in the L2 cache when they are sent.
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
@@ -20,6 +21,8 @@ class Staging {
   static Result<std::unique_ptr<Staging>> make(const Progress& progress, std::uint32_t bytes);
 
   std::uint64_t slot_bytes() const { return slot_bytes_; }
+  /// The most that was in use at one time.
+  std::uint64_t peak_bytes() const { return slot_bytes_ * peak_.load(std::memory_order_relaxed); }
   /// Slot number, or -1 when all are in use.
   int take();
   void release(int slot);
@@ -36,6 +39,7 @@ class Staging {
   std::unique_ptr<Registration> registration_;
   std::uint64_t slot_bytes_ = 0;
   std::vector<int> free_;
+  std::atomic<std::uint64_t> peak_{0};  // slots; written by the fabric's thread, read by anybody
 };
 
 }  // namespace kvferry::ucx

@@ -217,3 +217,30 @@ TEST_CASE("a short error buffer gets the start of the reason, and NULL is legal"
   CHECK(std::string(error.data()) == "connect");
   CHECK(kvf_attach(folder.file("nobody").c_str(), &pool.pool, &engine, nullptr, 0) == -KVF_UNAVAILABLE);
 }
+
+// Pages of 16 rows: 16 keys of 128 bytes, then 16 scales of 4. Rows are the unit of a plan, so the distance
+// of two pages must be whole keys.
+TEST_CASE("index keys and scales share pages whose stride is whole keys; another stride says to pad") {
+  const TempFolder folder;
+  RecordingHandler handler;
+  RunningServer server(handler, options_in(folder));
+  SmallPool pool;
+  pool.pool.page_size = 16;
+  constexpr std::uint64_t kKeys = 16 * 128;
+  constexpr std::uint64_t kPage = kKeys + 16 * 4;
+  const auto buffers = [&](std::uint64_t stride) {
+    return std::vector<kvf_buffer>{{0, KVF_INDEX_KEY, 128, 2, pool.fd.get(), 0, 0, stride},
+                                   {0, KVF_INDEX_SCALE, 4, 2, pool.fd.get(), kKeys, 0, stride}};
+  };
+  auto tight = buffers(kPage);
+  pool.pool.buffers = tight.data();
+  pool.pool.buffer_count = tight.size();
+  CHECK(attach_error(options_in(folder).path, pool.pool, KVF_INVALID) ==
+        "buffers[0].page_stride 2112 is not a multiple of row_bytes 128; pad the pages to one");
+  auto padded = buffers(kKeys + 128);
+  pool.pool.buffers = padded.data();
+  const Engine engine = attach(options_in(folder).path, pool.pool);
+  REQUIRE(handler.last_attach.layout.buffers.size() == 2);
+  CHECK(handler.last_attach.layout.buffers[0].shape.pitch == 17);
+  CHECK(handler.last_attach.layout.buffers[1].shape.pitch == 544);
+}

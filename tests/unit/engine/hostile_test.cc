@@ -117,7 +117,7 @@ TEST_CASE("descriptors that the kernel had to drop end the connection by name of
   rlimit old{};
   REQUIRE(::getrlimit(RLIMIT_NOFILE, &old) == 0);
   rlimit low = old;
-  low.rlim_cur = static_cast<rlim_t>(::fcntl(world.pool.fd.get(), F_DUPFD_CLOEXEC, 0) + 4);
+  low.rlim_cur = static_cast<rlim_t>(::fcntl(world.pool.fd.get(), F_DUPFD_CLOEXEC, 0)) + 4;
   REQUIRE(::setrlimit(RLIMIT_NOFILE, &low) == 0);
   std::vector<UniqueFd> fillers;
   while (true) {

@@ -100,6 +100,7 @@ TEST_CASE("above the limit the oldest stranger goes, and a peer still gets in") 
   config.strangers_max = 4;
   Target target(config);
   std::vector<std::unique_ptr<RawPeer>> strangers;
+  strangers.reserve(9);
   for (int i = 0; i < 9; ++i) {
     strangers.push_back(std::make_unique<RawPeer>(target.receive->port()));
   }

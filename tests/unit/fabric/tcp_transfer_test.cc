@@ -86,7 +86,7 @@ TEST_CASE("a short transfer is not held up by a long one") {
   send->connect(kPeer, listener.offer());
   RawPeer peer = listener.accept_and_welcome();
   REQUIRE(log.wait_for<fabric_event::PeerUp>());
-  const auto pairs = fixture.pairs();
+  const auto& pairs = fixture.pairs();
   for (ChunkJob& job : fixture.jobs(pairs[0])) {
     send->post(kPeer, std::move(job));
   }

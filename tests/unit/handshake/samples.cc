@@ -48,9 +48,12 @@ void attach_all(Descriptor& side) {
                          .address = HostPort{"192.0.2.4", static_cast<std::uint16_t>(18998 + index)},
                          .buffers = {},
                          .aux = {{"output_ids", 64, 32}, {"bootstrap_room", 64, 32}}};
-    for (const BufferShape& shape : rank_buffers(side.geometry, side.topology, rank.coord, 1000)) {
-      rank.buffers.push_back(
-          {shape.layer, shape.kind, std::uint64_t{shape.row_bytes} * side.page_size, shape.pages});
+    const std::uint32_t draft_rows = rows_of_page(RowSpace::kDraft, side.page_size, side.topology);
+    for (const BufferShape& shape :
+         rank_buffers(side.geometry, side.topology, rank.coord, 1000, draft_rows)) {
+      rank.buffers.push_back({shape.layer, shape.kind,
+                              std::uint64_t{shape.row_bytes} * shape.rows_of_page(side.page_size),
+                              shape.pages});
     }
     side.ranks.push_back(std::move(rank));
   }
@@ -207,6 +210,7 @@ bool same(const Descriptor& a, const Descriptor& b) {
 
 std::vector<std::string> rules_of(const std::vector<Violation>& violations) {
   std::vector<std::string> out;
+  out.reserve(violations.size());
   for (const Violation& violation : violations) {
     out.push_back(violation.rule);
   }

@@ -35,42 +35,6 @@ ModelGeometry random_model(Rng& rng) {
   return model;
 }
 
-Topology random_topology(Rng& rng, const ModelGeometry& model) {
-  Topology topology;
-  topology.tp = rng.chance(3, 4) ? 1u << rng.between32(0, 4) : rng.between32(1, 12);
-  if (rng.chance(1, 2)) {
-    topology.dcp = rng.chance(5, 6) ? std::gcd(topology.tp, 1u << rng.between32(0, 3)) : rng.between32(1, 6);
-    topology.dcp_interleave = rng.chance(3, 4) ? 1 : rng.between32(1, 4);
-  }
-  topology.pp = rng.chance(1, 2) ? 1 : rng.between32(1, std::min(3u, model.hidden_layers + 1));
-  if (topology.pp > 1 && topology.pp <= model.hidden_layers && rng.chance(1, 2)) {
-    topology.pp_layers.assign(topology.pp, 1);
-    for (std::uint32_t left = model.hidden_layers - topology.pp; left > 0; --left) {
-      ++topology.pp_layers[rng.below(topology.pp)];
-    }
-  }
-  topology.dp = rng.between32(1, 2);
-  if (rng.chance(1, 4)) {
-    topology.cp = rng.between32(2, 4);
-    topology.cp_split = static_cast<CpSplit>(rng.below(3));
-  }
-  return topology;
-}
-
-/// Physical pages: scattered, consecutive, or stretches of both.
-std::vector<std::uint32_t> random_pages(Rng& rng, std::uint64_t count, std::uint64_t pool_pages) {
-  std::vector<std::uint32_t> pages(pool_pages);
-  std::iota(pages.begin(), pages.end(), 0u);
-  if (rng.chance(1, 2)) {
-    rng.shuffle(pages);
-  } else {
-    std::rotate(pages.begin(), pages.begin() + static_cast<std::ptrdiff_t>(rng.below(pool_pages)),
-                pages.end());
-  }
-  pages.resize(count);
-  return pages;
-}
-
 std::uint64_t pages_for(std::uint64_t first, std::uint64_t end, std::uint64_t virtual_page) {
   return (end - first + virtual_page - 1) / virtual_page;
 }
@@ -372,6 +336,41 @@ bool targets_are_inverse(Rng& rng, const World& world, const DecodeTargets& targ
 bool long_mode() {
   const char* text = std::getenv("KVF_LONG");
   return text != nullptr && std::string_view(text) == "1";
+}
+
+Topology random_topology(Rng& rng, const ModelGeometry& model) {
+  Topology topology;
+  topology.tp = rng.chance(3, 4) ? 1u << rng.between32(0, 4) : rng.between32(1, 12);
+  if (rng.chance(1, 2)) {
+    topology.dcp = rng.chance(5, 6) ? std::gcd(topology.tp, 1u << rng.between32(0, 3)) : rng.between32(1, 6);
+    topology.dcp_interleave = rng.chance(3, 4) ? 1 : rng.between32(1, 4);
+  }
+  topology.pp = rng.chance(1, 2) ? 1 : rng.between32(1, std::min(3u, model.hidden_layers + 1));
+  if (topology.pp > 1 && topology.pp <= model.hidden_layers && rng.chance(1, 2)) {
+    topology.pp_layers.assign(topology.pp, 1);
+    for (std::uint32_t left = model.hidden_layers - topology.pp; left > 0; --left) {
+      ++topology.pp_layers[rng.below(topology.pp)];
+    }
+  }
+  topology.dp = rng.between32(1, 2);
+  if (rng.chance(1, 4)) {
+    topology.cp = rng.between32(2, 4);
+    topology.cp_split = static_cast<CpSplit>(rng.below(3));
+  }
+  return topology;
+}
+
+std::vector<std::uint32_t> random_pages(Rng& rng, std::uint64_t count, std::uint64_t pool_pages) {
+  std::vector<std::uint32_t> pages(pool_pages);
+  std::iota(pages.begin(), pages.end(), 0u);
+  if (rng.chance(1, 2)) {
+    rng.shuffle(pages);
+  } else {
+    std::rotate(pages.begin(), pages.begin() + static_cast<std::ptrdiff_t>(rng.below(pool_pages)),
+                pages.end());
+  }
+  pages.resize(count);
+  return pages;
 }
 
 World random_world(Rng& rng) {

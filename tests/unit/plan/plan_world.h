@@ -31,6 +31,9 @@ struct World {
 
 /// Any model and any topologies of up to 16 ranks per axis; about two in five are illegal.
 World random_world(Rng& rng);
+Topology random_topology(Rng& rng, const ModelGeometry& model);
+/// `count` different pages of a pool: scattered, or consecutive with one wrap.
+std::vector<std::uint32_t> random_pages(Rng& rng, std::uint64_t count, std::uint64_t pool_pages);
 std::string describe(const World& world);
 
 /// True when validate_pair() and pair_layout() accept the world iff the oracle calls it legal, and a refusal

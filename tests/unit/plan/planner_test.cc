@@ -419,4 +419,44 @@ TEST_CASE("N -> 1 is dense at the source and strided at the destination") {
   CHECK(plan.runs == std::vector<RowRun>{{320, 2, 2, 1, 64, 1, 4}});
 }
 
+// Every source holds the whole index row, and the destination takes heads of two of them.
+TEST_CASE("index rows beside head-sharded KV come from one source") {
+  ModelGeometry model = mha(4);
+  model.index_head_dim = 128;
+  const RankShape dst = rank(model, "tp=2", {1, 0, 0, 0}, 16);
+  std::vector<std::uint32_t> bytes(4);  // of index keys, by source
+  for (std::uint32_t tp = 0; tp < 4; ++tp) {
+    const PairLayout layout = *pair_layout(model, rank(model, "tp=4", {tp, 0, 0, 0}, 16), dst);
+    for (const BufferPair& pair : layout.pairs) {
+      bytes[tp] += dst.buffers[pair.dst_buffer].kind == BufferKind::kIndexKey ? pair.bytes : 0;
+    }
+  }
+  CHECK(bytes == std::vector<std::uint32_t>{0, 0, 128 * model.hidden_layers, 0});
+}
+
+TEST_CASE("a stage of linear layers only shares state and no token rows") {
+  ModelGeometry model = mha(4);
+  model.hidden_layers = 4;
+  model.kv_layers = {3};
+  model.state_layers = {0, 1, 2};
+  model.state = {{BufferKind::kConv, 1, {8}, 2}};
+  const auto parts = pair_layouts(model, rank(model, "tp=1,pp=2", {0, 0, 0, 0}, 16, 4),
+                                  rank(model, "tp=2,pp=2,pp_layers=3+1", {1, 0, 0, 0}, 16, 4))
+                         .value();
+  REQUIRE(parts.size() == 2);
+  CHECK(parts[0].space == RowSpace::kTokens);
+  CHECK(parts[0].pairs.empty());
+  CHECK(parts[1].space == RowSpace::kState);
+  CHECK(parts[1].pairs.size() == 2);
+  PartRequest part;
+  part.tokens = part.request = {0, 40};
+  part.last = true;
+  part.src.state_slot = 2;
+  part.dst.state_slot = 3;
+  CHECK(plan_part(parts[0], part).value().runs.empty());
+  const Plan state = plan_part(parts[1], part).value();
+  CHECK(state.runs == std::vector<RowRun>{{2, 3, 0, 1, 1, 1, 1}});
+  CHECK(state.pairs[0] == BufferPair{0, 0, 16, 8, 8, 0, 8});
+}
+
 }  // namespace kvferry

@@ -228,10 +228,11 @@ TEST_CASE("CP ranks that divide the pages are all sources") {
   CHECK(targets(mla(), "tp=2,cp=2", "tp=2,cp=2", 3).sources == Ranks{1});
 }
 
-TEST_CASE("prefill CP ranks above 0 are nobody's target when CP rank 0 sends all") {
+TEST_CASE("prefill CP ranks above 0 finish with the request when CP rank 0 sends all") {
   const Topology prefill = layout("tp=2,cp=2");
-  CHECK(targets(mla(), "tp=2,cp=2", "tp=2", 1).targets == Ranks{1});
-  CHECK(prefill_destinations(mla(), prefill, layout("tp=2"), 3, 0).empty());
+  CHECK(targets(mla(), "tp=2,cp=2", "tp=2", 1).targets == Ranks{1, 3});
+  CHECK(targets(mla(), "tp=2,cp=2", "tp=2", 1).sources == Ranks{1});
+  CHECK(prefill_destinations(mla(), prefill, layout("tp=2"), 3, 0) == Ranks{1});
 }
 
 TEST_CASE("pairs that cannot be mapped are refused with both values") {

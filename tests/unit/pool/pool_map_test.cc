@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <limits>
 
+#include "common/pool/hybrid_rows.h"
 #include "common/pool/pool.h"
 
 using namespace kvferry;
@@ -142,4 +143,47 @@ TEST_CASE("a layout that ends exactly at its descriptor's end is mapped") {
   layout.buffers[1].offset = kBytes - 7 * 1024;
   layout.aux.clear();
   CHECK(Pool::map(layout, list(memfd(kBytes))).has_value());
+}
+
+TEST_CASE("index keys and scales lie in one another's gaps, each row where its pitch says") {
+  PoolLayout layout = good();
+  layout.aux.clear();
+  // 7 pages of 16 keys and 16 scales, padded to 17 keys.
+  layout.buffers = {BufferPlace{BufferShape{0, BufferKind::kIndexKey, 128, 7, 16, 17}, 0, 0},
+                    BufferPlace{BufferShape{0, BufferKind::kIndexScale, 4, 7, 16, 544}, 0, 2048}};
+  UniqueFd fd = memfd(7 * 2176);
+  const int raw = fd.get();
+  const auto pool = Pool::map(layout, list(std::move(fd)));
+  REQUIRE(pool.has_value());
+  CHECK((*pool)->buffer(0).size() == 6 * 2176 + 2048);
+  CHECK((*pool)->buffer(1).size() == 6 * 2176 + 64);
+  (*pool)->buffer(0)[(3 * 17 + 15) * 128] = std::byte{0x11};  // the last key of page 3
+  (*pool)->buffer(1)[(3 * 544 + 0) * 4] = std::byte{0x22};    // its first scale
+  unsigned char bytes[2] = {0, 0};
+  REQUIRE(::pread(raw, &bytes[0], 1, 3 * 2176 + 15 * 128) == 1);
+  REQUIRE(::pread(raw, &bytes[1], 1, 3 * 2176 + 2048) == 1);
+  CHECK(bytes[0] == 0x11);
+  CHECK(bytes[1] == 0x22);
+  // The last page's scales need the bytes behind its keys.
+  CHECK(says(refusal(layout, list(memfd(7 * 2176 - 128 + 63))), "buffer 1"));
+}
+
+TEST_CASE("a pool names pages only of what its buffers hold") {
+  PoolLayout layout = good();
+  layout.buffers = {BufferPlace{BufferShape{0, BufferKind::kConv, 96, 5, 1}, 0, 0, RowSpace::kState}};
+  const auto pool = Pool::map(layout, list(memfd(kBytes)));
+  REQUIRE(pool.has_value());
+  CHECK(page_count((*pool)->layout()) == 0);
+  CHECK(page_count((*pool)->layout(), RowSpace::kState) == 5);
+  CHECK(check_page_list(**pool, 16, 7, {0, 100}, 0).has_value());
+  const auto given = check_page_list(**pool, 16, 7, {0, 100}, 7);
+  REQUIRE_FALSE(given.has_value());
+  CHECK(says(given.error(), "7 pages given, but the pool has no buffer with a row per token"));
+
+  const auto tokens = Pool::map(good(), list(memfd(kBytes)));
+  REQUIRE(tokens.has_value());
+  CHECK(check_page_list(**tokens, 16, 7, {32, 100}, 5).has_value());
+  const auto few = check_page_list(**tokens, 16, 7, {32, 100}, 4);
+  REQUIRE_FALSE(few.has_value());
+  CHECK(says(few.error(), "tokens 32 to 100 need 5 pages of 16 tokens, 4 given"));
 }

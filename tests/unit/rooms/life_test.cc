@@ -353,3 +353,34 @@ TEST_CASE("limits refuse the one call and say which setting they are") {
   REQUIRE_FALSE(chunk.has_value());
   CHECK(chunk.error().message.find("limits.chunks_per_room is 2") != std::string::npos);
 }
+
+TEST_CASE("a stage of linear layers only names no pages, on either side, and moves its state") {
+  for (const bool decode_stages : {false, true}) {
+    for (const std::uint32_t decode_tp : {1u, 2u}) {
+      WorldSpec spec;
+      spec.model = small_mla(4);
+      spec.model.kv_layers = {2, 3};
+      spec.model.state_layers = {0, 1};
+      spec.model.state = {{BufferKind::kConv, 1, {8}, 4}, {BufferKind::kRecurrent, 1, {4}, 16}};
+      spec.prefill.pp = 2;
+      spec.decode = tp(decode_tp);
+      spec.decode.pp = decode_stages ? 2 : 1;
+      RoomWorld world(spec);
+      world.connect();
+      for (const std::uint64_t prefix : {0u, 4u, 8u}) {
+        const Room room = 5 + prefix;
+        const std::uint64_t tokens = prefix == 8 ? 8 : 9;  // then all but the state is there already
+        world.use(room);
+        world.expect_all(room, tokens, prefix);
+        world.send_all(room, tokens, 4, prefix);
+        world.run();
+        for (RankIndex rank = 0; rank < spec.decode.rank_count(); ++rank) {
+          CHECK(world.decode_events(rank).back() == fmt::format("landed {}", room));
+        }
+        CHECK(world.prefill_events(0).back() == fmt::format("landed {}", room));
+        CHECK(world.prefill_events(1).back() == fmt::format("landed {}", room));
+      }
+      require_quiet(world);
+    }
+  }
+}

@@ -93,6 +93,7 @@ TEST_CASE("senders killed in the middle of sending are PeerDown within seconds a
     INFO(to_string(options.transports));
     FabricFixture fixture(death_case());
     std::vector<std::unique_ptr<Child>> children;
+    children.reserve(static_cast<std::size_t>(rounds));
     for (int i = 0; i < rounds; ++i) {
       children.push_back(std::make_unique<Child>(options, fixture));
     }

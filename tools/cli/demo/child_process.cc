@@ -63,6 +63,7 @@ Result<ChildProcess> ChildProcess::spawn(const Options& options) {
   std::vector<std::string> texts{options.program};
   texts.insert(texts.end(), options.arguments.begin(), options.arguments.end());
   std::vector<char*> arguments;
+  arguments.reserve(texts.size() + 1);
   for (std::string& text : texts) {
     arguments.push_back(text.data());
   }

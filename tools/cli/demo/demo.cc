@@ -22,6 +22,7 @@ Result<std::vector<TraceRequest>> requests_of(const DemoOptions& options) {
 std::uint64_t wanted_tokens(const DemoOptions& options, const std::vector<TraceRequest>& trace,
                             std::uint64_t unit) {
   std::vector<std::uint64_t> sizes;
+  sizes.reserve(trace.size());
   for (const TraceRequest& request : trace) {
     sizes.push_back((request.input_tokens + unit - 1) / unit * unit);
   }

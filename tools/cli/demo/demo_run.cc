@@ -265,7 +265,8 @@ Result<void> DemoRun::check_progress() const {
     return {};
   }
   std::string stuck;
-  for (const auto& [id, room] : rooms_.all()) {
+  for (const auto& [id, entry] : rooms_.all()) {
+    const auto& room = entry;  // older compilers let no lambda capture a binding
     const auto state = [&](int side, bool begun) {
       return room.endings[side] ? room.endings[side]->event.value("event", "")
              : begun            ? "under way"

@@ -276,9 +276,10 @@ WriteCount count_writes(const Plan& plan, const WriteLimits& limits) {
     out.copies += run.src_step == run.rows && run.dst_step == run.rows ? 1 : run.count;
   }
   out.copies *= plan.pairs.size();
+  const ucx::PutChoice choice(plan);
   std::map<PairClass, std::uint64_t> classes;
   for (const BufferPair& pair : plan.pairs) {
-    ++classes[{pair.bytes, pair.bytes == pair.src_row_bytes, ucx::goes_by_puts(pair)}];
+    ++classes[{pair.bytes, pair.bytes == pair.src_row_bytes, choice.by_puts(pair)}];
   }
   for (const auto& [pair, buffers] : classes) {
     out.blocks += buffers * Blocks(pair, limits.blocks).count(plan);
