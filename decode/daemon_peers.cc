@@ -134,6 +134,9 @@ void Daemon::update_gauges() {
 }
 
 HttpResponse Daemon::serve(const HttpRequest& request) {
+  if (auto refusal = check_bearer(config_.metrics_token, request)) {
+    return *std::move(refusal);
+  }
   const auto plain = [](int status, std::string text) {
     return HttpResponse{status, "text/plain; charset=utf-8", std::move(text), {}};
   };

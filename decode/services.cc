@@ -7,7 +7,7 @@
 
 #include "common/base/clock.h"
 #include "common/base/log.h"
-#include "common/http/client.h"
+#include "common/http/signed_fetch.h"
 
 namespace kvferry::decode {
 
@@ -78,8 +78,8 @@ void Services::connect(ServiceId id) {
   fetch.to = service.bootstrap;
   fetch.target = "/v1/topology";
   fetch.timeout = connect_timeout(config_);
-  http_fetch(io_, std::move(fetch),
-             [this, id](const Result<HttpResponse>& answer) { on_topology(id, answer); });
+  signed_fetch(io_, config_.auth.key, std::move(fetch),
+               [this, id](const Result<HttpResponse>& answer) { on_topology(id, answer); });
 }
 
 void Services::on_topology(ServiceId id, const Result<HttpResponse>& answer) {
@@ -205,16 +205,18 @@ void Services::resolve_dp_rank(ServiceId id, Room room,
   fetch.target = "/query_dp_ranks";
   fetch.body = json{{"bootstrap_rooms", {room}}}.dump();
   fetch.timeout = connect_timeout(config_);
-  http_fetch(io_, std::move(fetch), [room, done = std::move(done)](const Result<HttpResponse>& answer) {
-    std::optional<std::uint32_t> rank;
-    const json body = answer && answer->status == 200 ? json::parse(answer->body, nullptr, false) : json();
-    const auto found = body.is_object() ? body.find(std::to_string(room)) : body.end();
-    if (body.is_object() && found != body.end() && found->is_number_unsigned() &&
-        found->get<std::uint64_t>() < 65536) {
-      rank = found->get<std::uint32_t>();
-    }
-    done(rank);
-  });
+  signed_fetch(io_, config_.auth.key, std::move(fetch),
+               [room, done = std::move(done)](const Result<HttpResponse>& answer) {
+                 std::optional<std::uint32_t> rank;
+                 const json body =
+                     answer && answer->status == 200 ? json::parse(answer->body, nullptr, false) : json();
+                 const auto found = body.is_object() ? body.find(std::to_string(room)) : body.end();
+                 if (body.is_object() && found != body.end() && found->is_number_unsigned() &&
+                     found->get<std::uint64_t>() < 65536) {
+                   rank = found->get<std::uint32_t>();
+                 }
+                 done(rank);
+               });
 }
 
 void Services::tick(std::int64_t now) {

@@ -93,6 +93,7 @@ class Services {
   struct Peer {
     HostPort address;
     Descriptor prefill;
+    std::uint64_t session = 0;
     std::shared_ptr<Channel> channel;
     std::optional<ControlLink> link;  // with the channel
     std::shared_ptr<Pending> pending;

@@ -3,9 +3,10 @@
 #include <algorithm>
 #include <boost/asio/post.hpp>
 
+#include "common/auth/sealed_token.h"
 #include "common/base/clock.h"
 #include "common/base/log.h"
-#include "common/http/client.h"
+#include "common/http/signed_fetch.h"
 #include "decode/services.h"
 
 namespace kvferry::decode {
@@ -21,7 +22,9 @@ void Services::connect_peer(const HostPort& address) {
   for (const auto& fabric : fabrics_) {
     const auto offer = fabric->offer(id);
     if (offer) {
-      self.fabrics.push_back({std::string(to_string(fabric->kind())), offer->json});
+      const std::string kind{to_string(fabric->kind())};
+      self.fabrics.push_back(
+          {kind, config_.auth.key ? seal_offer(*config_.auth.key, kind, offer->json) : offer->json});
     } else {
       KVF_LOG_WARN("fabric is not offered", kv("fabric", to_string(fabric->kind())),
                    kv("error", offer.error().message));
@@ -33,8 +36,8 @@ void Services::connect_peer(const HostPort& address) {
   fetch.target = "/v1/handshake";
   fetch.body = encode_descriptor(self);
   fetch.timeout = std::chrono::duration_cast<std::chrono::milliseconds>(config_.timeouts.connect);
-  peer.pending = http_fetch(io_, std::move(fetch),
-                            [this, id](const Result<HttpResponse>& answer) { on_handshake(id, answer); });
+  peer.pending = signed_fetch(io_, config_.auth.key, std::move(fetch),
+                              [this, id](const Result<HttpResponse>& answer) { on_handshake(id, answer); });
 }
 
 void Services::on_handshake(PeerId id, const Result<HttpResponse>& answer) {
@@ -63,11 +66,17 @@ void Services::on_handshake(PeerId id, const Result<HttpResponse>& answer) {
     return;
   }
   peer.prefill = std::move(verdict->prefill);
+  peer.session = verdict->session;
   events_.on_accepted(verdict->violations);
+  const std::string target = fmt::format("/v1/control?session={:016x}", verdict->session);
+  HttpHeaders headers;
+  if (config_.auth.key) {
+    headers.push_back(sign_request(*config_.auth.key, "GET", target, "", unix_now()).header);
+  }
   ChannelLimits limits;
   limits.message_bytes_max = std::uint64_t{config_.limits.pages_per_room} * 4 + (1u << 20);
   peer.pending = connect_channel(
-      io_, peer.address, fmt::format("/v1/control?session={:016x}", verdict->session), {},
+      io_, peer.address, target, std::move(headers),
       std::chrono::duration_cast<std::chrono::milliseconds>(config_.timeouts.connect),
       [this, id](Result<std::shared_ptr<Channel>> channel) { on_channel(id, std::move(channel)); }, limits);
 }
@@ -86,7 +95,8 @@ void Services::on_channel(PeerId id, Result<std::shared_ptr<Channel>> channel) {
     return;
   }
   at->second.channel = *std::move(channel);
-  at->second.link.emplace(steady_now(), config_.timeouts.silence_max());
+  at->second.link.emplace(steady_now(), config_.timeouts.silence_max(),
+                          link_keys(config_.auth.key.get(), at->second.session, false));
   at->second.channel->start([this, id](std::string_view bytes) { on_message(id, bytes); },
                             [this, id](const Error& error) {
                               lose(id, Error{Code::kPeerLost, "control channel: " + error.message});

@@ -42,7 +42,12 @@ Daemon::Daemon(DaemonConfig config)
       started_(steady_now()),
       observer_(Role::kPrefill, config_),
       rooms_(rooms_options(config_)),
-      registry_(registry_options(config_)) {}
+      registry_(registry_options(config_)) {
+  if (config_.auth.key) {
+    guard_.emplace(config_.auth.key,
+                   std::chrono::duration_cast<std::chrono::milliseconds>(config_.auth.window));
+  }
+}
 
 Daemon::~Daemon() = default;
 

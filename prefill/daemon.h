@@ -7,7 +7,9 @@
 #include <boost/asio/signal_set.hpp>
 #include <boost/asio/steady_timer.hpp>
 #include <memory>
+#include <optional>
 
+#include "common/auth/signed_request.h"
 #include "common/bootstrap/routes.h"
 #include "common/daemon/config.h"
 #include "common/daemon/observer.h"
@@ -58,6 +60,9 @@ class Daemon final : public EngineHandler, public SessionEvents {
 
   // HTTP
   HttpResponse serve(const HttpRequest& request);
+  HttpResponse answer(const HttpRequest& request);
+  /// The nonce of a request that is signed as it must be; empty where none is asked for.
+  Result<std::string> authenticate(const HttpRequest& request);
   HttpResponse serve_metrics(const HttpRequest& request);
   std::string status_json() const;
   Descriptor descriptor() const;
@@ -74,6 +79,7 @@ class Daemon final : public EngineHandler, public SessionEvents {
   boost::asio::steady_timer timer_{io_};
   Observer observer_;
   Rooms rooms_;
+  std::optional<RequestGuard> guard_;  // with a key
   Registry registry_;
   BootstrapRoutes routes_{registry_};
   std::map<RankIndex, std::shared_ptr<const Pool>> pools_;

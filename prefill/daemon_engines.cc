@@ -7,7 +7,7 @@
 #include "common/base/clock.h"
 #include "common/base/log.h"
 #include "common/daemon/runtime.h"
-#include "common/http/client.h"
+#include "common/http/signed_fetch.h"
 #include "prefill/daemon.h"
 
 namespace kvferry::prefill {
@@ -158,7 +158,7 @@ void Daemon::register_remotely(RankIndex rank, int attempt) {
   fetch.target = "/route";
   fetch.body = registration_json(registration(config_, bootstrap_, rank)).dump();
   fetch.timeout = std::chrono::duration_cast<std::chrono::milliseconds>(config_.timeouts.connect);
-  http_fetch(io_, std::move(fetch), [this, rank, attempt](Result<HttpResponse> answer) {
+  signed_fetch(io_, config_.auth.key, std::move(fetch), [this, rank, attempt](Result<HttpResponse> answer) {
     if (answer && answer->status == 200) {
       KVF_LOG_INFO("rank registered", kv("rank", rank), kv("registry", config_.registry));
       return;

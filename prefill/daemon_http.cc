@@ -20,7 +20,12 @@ Result<void> Daemon::start_http() {
   ChannelLimits channel;
   channel.message_bytes_max = std::uint64_t{config_.limits.pages_per_room} * 4 + (1u << 20);
   http_->on_upgrade(
-      "/v1/control", [this](const HttpRequest& request) { return sessions_->admit(request); },
+      "/v1/control",
+      [this](const HttpRequest& request) {
+        const auto nonce = authenticate(request);
+        return nonce ? sessions_->admit(request)
+                     : http_error(http_status(nonce.error().code), nonce.error().message);
+      },
       [this](const HttpRequest& request, std::shared_ptr<Channel> opened) {
         sessions_->accepted(request, std::move(opened));
       },
@@ -46,7 +51,40 @@ Descriptor Daemon::descriptor() const {
   return out;
 }
 
+namespace {
+
+// What routers and other tools read without a key, as they always have.
+bool is_public(const HttpRequest& request) {
+  const bool reads = request.method == "GET" || request.method == "HEAD";
+  return (reads && (request.path == "/health" || request.path == "/route")) ||
+         request.path == "/query_dp_ranks";
+}
+
+}  // namespace
+
+Result<std::string> Daemon::authenticate(const HttpRequest& request) {
+  const auto header = request.headers.find(std::string(kAuthHeader));
+  if (!guard_ || (is_public(request) && header == request.headers.end())) {
+    return std::string();
+  }
+  return guard_->check(request.method, request.target, request.body,
+                       header == request.headers.end() ? "" : header->second, unix_now());
+}
+
 HttpResponse Daemon::serve(const HttpRequest& request) {
+  const auto nonce = authenticate(request);
+  if (!nonce) {
+    return http_error(http_status(nonce.error().code), nonce.error().message);
+  }
+  HttpResponse response = answer(request);
+  if (!nonce->empty()) {
+    response.headers.emplace_back(kReplyHeader,
+                                  sign_reply(guard_->key(), *nonce, response.status, response.body));
+  }
+  return response;
+}
+
+HttpResponse Daemon::answer(const HttpRequest& request) {
   if (const auto answer =
           routes_.handle(request.method, request.path, request.query, request.body, steady_now())) {
     HttpResponse response{answer->status, answer->content_type, answer->body, {}};
@@ -142,6 +180,9 @@ void Daemon::update_gauges() {
 }
 
 HttpResponse Daemon::serve_metrics(const HttpRequest& request) {
+  if (auto refusal = check_bearer(config_.metrics_token, request)) {
+    return *std::move(refusal);
+  }
   if (request.method != "GET" && request.method != "HEAD") {
     return http_error(405, "use GET");
   }

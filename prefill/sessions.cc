@@ -3,6 +3,7 @@
 #include <boost/asio/post.hpp>
 #include <charconv>
 
+#include "common/auth/sealed_token.h"
 #include "common/base/clock.h"
 #include "common/base/log.h"
 #include "common/base/random.h"
@@ -36,9 +37,14 @@ HttpResponse Sessions::handshake(const HttpRequest& request, const Descriptor& s
     for (const auto& fabric : fabrics_) {
       for (const FabricDescription& offered : decode->fabrics) {
         const bool local = fabric->kind() != FabricKind::kShm || decode->host_id == self.host_id;
-        if (offered.kind == to_string(fabric->kind()) && local) {
-          session.candidates.emplace_back(fabric.get(), FabricOffer{fabric->kind(), offered.data});
+        if (offered.kind != to_string(fabric->kind()) || !local) {
+          continue;
         }
+        auto offer = open_offer(config_.auth.key.get(), offered.kind, offered.data);
+        if (!offer) {
+          return http_error(401, offer.error().message);
+        }
+        session.candidates.emplace_back(fabric.get(), FabricOffer{fabric->kind(), *std::move(offer)});
       }
     }
     session.decode = *std::move(decode);
@@ -97,7 +103,8 @@ void Sessions::accepted(const HttpRequest& request, std::shared_ptr<Channel> cha
   }
   Session& session = sessions_.at(peer);
   session.channel = std::move(channel);
-  session.link.emplace(steady_now(), config_.timeouts.silence_max());
+  session.link.emplace(steady_now(), config_.timeouts.silence_max(),
+                       link_keys(config_.auth.key.get(), session.token, true));
   KVF_LOG_INFO("decode daemon connected", kv("peer", name(peer)));
   events_.on_connected(peer, session.decode);
   session.channel->start(

@@ -218,25 +218,59 @@ void read_verify(FieldReader in, ConfigErrors& errors, VerifyConfig& out) {
   in.finish();
 }
 
-// Nothing authenticates a peer yet, so every listener that leaves this host must be asked for in words.
+void read_auth(FieldReader in, ConfigErrors& errors, AuthConfig& out) {
+  out.key_file = in.text("key_file", "");
+  out.window = in.duration("window", out.window, std::chrono::seconds(1), std::chrono::hours(1));
+  if (!out.key_file.empty()) {
+    auto key = SharedKey::load(out.key_file);
+    if (key) {
+      out.key = *std::move(key);
+    } else {
+      errors.add("auth.key_file", key.error().message);
+    }
+  }
+  in.finish();
+}
+
+void read_metrics_token(const std::string& path, ConfigErrors& errors, DaemonConfig& out) {
+  out.metrics_token_file = path;
+  if (path.empty()) {
+    return;
+  }
+  auto text = read_config_file(path);
+  if (!text) {
+    errors.add("metrics.token_file", text.error().message);
+    return;
+  }
+  while (!text->empty() && (text->back() == '\n' || text->back() == '\r')) {
+    text->pop_back();
+  }
+  if (text->size() < 16) {
+    errors.add("metrics.token_file",
+               fmt::format("'{}' holds {} characters, a token has at least 16", path, text->size()));
+  }
+  out.metrics_token = *std::move(text);
+}
+
+// What is open beyond this host must be authenticated, or asked for in words.
 void check_exposure(Role role, const DaemonConfig& config, ConfigErrors& errors) {
   if (config.insecure) {
     return;
   }
-  const auto check = [&](const std::string& key, const HostPort& address) {
-    if (!is_loopback(address.host)) {
-      errors.add(
-          key,
-          fmt::format("'{}' is not a loopback address, and peers are not authenticated; set \"insecure\": "
-                      "true if this network is trusted",
-                      address.to_string()));
+  const auto check = [&](const std::string& key, const HostPort& address, bool guarded, const char* guard) {
+    if (!guarded && !is_loopback(address.host)) {
+      errors.add(key, fmt::format(
+                          "'{}' is not a loopback address, and who connects is not authenticated; set {}, or "
+                          "\"insecure\": true if this network is trusted",
+                          address.to_string(), guard));
     }
   };
-  check("metrics.listen", config.metrics_listen);
+  check("metrics.listen", config.metrics_listen, !config.metrics_token.empty(), "metrics.token_file");
+  const bool keyed = config.auth.key != nullptr;
   if (role == Role::kPrefill) {
-    check("bootstrap.listen", config.bootstrap_listen);
+    check("bootstrap.listen", config.bootstrap_listen, keyed, "auth.key_file");
   } else if (std::find(config.fabrics.begin(), config.fabrics.end(), "tcp") != config.fabrics.end()) {
-    check("tcp.listen", config.tcp.listen);
+    check("tcp.listen", config.tcp.listen, keyed, "auth.key_file");
   }
   if (config.ucx.transports == "tcp" && config.ucx.device != "lo" &&
       std::find(config.fabrics.begin(), config.fabrics.end(), "ucx") != config.fabrics.end()) {
@@ -267,7 +301,9 @@ Result<DaemonConfig> parse_daemon_config(Role role, std::string_view text, std::
   FieldReader metrics = root.object("metrics");
   out.metrics_listen = read_address(
       metrics, "listen", {"127.0.0.1", static_cast<std::uint16_t>(role == Role::kPrefill ? 9401 : 9402)});
+  read_metrics_token(metrics.text("token_file", ""), errors, out);
   metrics.finish();
+  read_auth(root.object("auth"), errors, out.auth);
   read_fabrics(root, role, out);
   read_timeouts(root.object("timeouts"), out.timeouts);
   read_limits(root.object("limits"), out.limits);
@@ -324,7 +360,8 @@ std::string print_daemon_config(Role role, const DaemonConfig& config) {
        {{"path", config.engine_socket.path},
         {"mode", fmt::format("{:04o}", config.engine_socket.mode)},
         {"allowed_uids", config.engine_socket.allowed_uids}}},
-      {"metrics", {{"listen", config.metrics_listen.to_string()}}},
+      {"metrics", {{"listen", config.metrics_listen.to_string()}, {"token_file", config.metrics_token_file}}},
+      {"auth", {{"key_file", config.auth.key_file}, {"window", format_duration(config.auth.window)}}},
       {"fabrics", config.fabrics},
       {"ucx",
        {{"transports", config.ucx.transports},

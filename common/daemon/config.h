@@ -3,9 +3,11 @@
 
 #include <chrono>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
+#include "common/auth/shared_key.h"
 #include "common/base/host_port.h"
 #include "common/base/ids.h"
 #include "common/base/log.h"
@@ -63,6 +65,12 @@ struct VerifyConfig {
   VerifyRate rate() const { return mode == "off" ? kVerifyOff : mode == "full" ? kVerifyFull : one_in; }
 };
 
+struct AuthConfig {
+  std::string key_file;                        // empty: peers are not authenticated
+  Duration window = std::chrono::seconds(30);  // a signed request is good for so long
+  std::shared_ptr<const SharedKey> key;        // read from key_file
+};
+
 struct LimitConfig {
   std::uint32_t rooms = 4096;  // alive at once, per daemon
   std::uint32_t chunks_per_room = 4096;
@@ -91,6 +99,9 @@ struct DaemonConfig {
   TimeoutConfig timeouts;
   LimitConfig limits;
   VerifyConfig verify;  // decode
+  AuthConfig auth;
+  std::string metrics_token_file;
+  std::string metrics_token;  // read from it; empty: metrics are for everybody who reaches the listener
   bool insecure = false;
   log::Level log_level = log::Level::kInfo;
   // prefill only

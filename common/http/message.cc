@@ -1,5 +1,7 @@
 #include "common/http/message.h"
 
+#include "common/auth/shared_key.h"
+
 #include <algorithm>
 #include <nlohmann/json.hpp>
 #include <string_view>
@@ -13,6 +15,20 @@ HttpResponse http_error(int status, const std::string& message) {
                       .content_type = "application/json",
                       .body = body.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace),
                       .headers = {}};
+}
+
+std::optional<HttpResponse> check_bearer(const std::string& token, const HttpRequest& request) {
+  if (token.empty()) {
+    return std::nullopt;
+  }
+  const auto header = request.headers.find("authorization");
+  if (header != request.headers.end() && same_mac(header->second, "Bearer " + token)) {
+    return std::nullopt;
+  }
+  HttpResponse refusal =
+      http_error(401, "this listener wants 'Authorization: Bearer' with the text of metrics.token_file");
+  refusal.headers.emplace_back("WWW-Authenticate", "Bearer");
+  return refusal;
 }
 
 bool is_header_value(const std::string& text) {

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -33,6 +34,9 @@ struct HttpResponse {
 
 /// {"error": "<message>"} with that status.
 HttpResponse http_error(int status, const std::string& message);
+
+/// Where `token` is not empty: the refusal (401) of a request without `Authorization: Bearer TOKEN`.
+std::optional<HttpResponse> check_bearer(const std::string& token, const HttpRequest& request);
 
 /// True when `text` may stand in a header value or a request line: no control characters.
 bool is_header_value(const std::string& text);

@@ -1,13 +1,17 @@
 #!/usr/bin/env python3
 """End-to-end tests with the real daemons and engines on this host. e2e.py CASE BUILD_DIR; `e2e.py list` names the cases.
 Each case starts what it needs on ports that the system chooses and leaves nothing behind."""
+import hashlib
+import hmac
 import json
 import os
 import re
 import select
+import struct
 import subprocess
 import sys
 import tempfile
+import time
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -84,10 +88,10 @@ class Daemon:
         need(self.process.wait(60) == 0, f"exit status {self.process.returncode} after SIGTERM")
 
 
-def http(address, method, path, body=None):
+def http(address, method, path, body=None, headers=None):
     data = None if body is None else (body if isinstance(body, bytes) else json.dumps(body).encode())
     request = urllib.request.Request(f"http://{address}{path}", data=data, method=method,
-                                     headers={"Content-Type": "application/json"})
+                                     headers={"Content-Type": "application/json", **(headers or {})})
     try:
         with urllib.request.urlopen(request, timeout=30) as answer:
             return answer.status, answer.read().decode()
@@ -124,6 +128,52 @@ def routes(build):
             need(400 <= status < 500, f"{bad[:60]!r} is answered with {status}", body)
         need(http(at, "PUT", "/route", b"x" * (2 << 20))[0] == 413, "a body over the limit")
         need(http(at, "GET", "/health")[0] == 200, "alive after all that")
+
+
+def sign(key, method, target, body=b"", at=None):
+    """The signature of a request, written down here a second time, from its description."""
+    at = str(int(time.time() * 1000) if at is None else at)
+    nonce = os.urandom(16).hex()
+    parts = (b"request", method.encode(), target.encode(), at.encode(), nonce.encode(), body)
+    message = b"".join(struct.pack("<Q", len(part)) + part for part in parts)
+    return {"X-Kvferry-Auth": f"v1 {at} {nonce} {hmac.new(key, message, hashlib.sha256).hexdigest()}"}
+
+
+def auth(build):
+    """With a key: what changes state or tells of the fleet wants a signature; metrics want their token."""
+    key = b"0123456789abcdef0123456789abcdef"
+    with tempfile.TemporaryDirectory() as folder:
+        for name in ("key", "token"):
+            path = Path(folder) / name
+            path.write_bytes(key + b"\n")
+            path.chmod(0o600)
+        options = {"auth": {"key_file": f"{folder}/key", "window": "10s"},
+                   "metrics": {"listen": "127.0.0.1:0", "token_file": f"{folder}/token"}}
+        with Daemon(build, "prefill", folder, **options) as daemon:
+            at = daemon.ready["bootstrap"]
+            need(http(at, "GET", "/health") == (200, "OK"), "health is for everybody")
+            need(http(at, "GET", "/v1/status", headers=sign(key, "GET", "/v1/status"))[0] == 200, "signed status")
+            seen = sign(key, "GET", "/v1/status")
+            need(http(at, "GET", "/v1/status", headers=seen)[0] == 200, "signed status again")
+            old = int(time.time() * 1000) - 11000
+            for headers, why in (({}, "is not signed"), (seen, "a replay"),
+                                 (sign(b"x" * 32, "GET", "/v1/status"), "not signed with this key"),
+                                 (sign(key, "GET", "/v1/topology"), "not signed with this key"),
+                                 (sign(key, "GET", "/v1/status", at=old), "ms ago"),
+                                 ({"X-Kvferry-Auth": "v1 a b c"}, "is not 'v1")):
+                status, body = http(at, "GET", "/v1/status", headers=headers)
+                need(status == 401 and why in body, f"answered with {status}", body)
+            for method, path, body in (("POST", "/v1/handshake", b"{}"), ("PUT", "/route", b"{}"),
+                                       ("POST", "/register_dp_rank", b"{}"), ("GET", "/v1/topology", None)):
+                need(http(at, method, path, body)[0] == 401, f"{method} {path} unsigned")
+            need(http(at, "POST", "/v1/handshake", b"{}", headers=sign(key, "POST", "/v1/handshake", b"{}"))[0] == 400,
+                 "a signed handshake is read")
+            metrics = daemon.ready["metrics"]
+            need(http(metrics, "GET", "/metrics")[0] == 401, "metrics without the token")
+            need(http(metrics, "GET", "/metrics", headers={"Authorization": "Bearer " + key.decode()[:-1]})[0] == 401, "a wrong token")
+            need(http(metrics, "GET", "/metrics", headers={"Authorization": "Bearer " + key.decode()})[0] == 200, "the token")
+            status, text = http(at, "GET", "/v1/status", headers=sign(key, "GET", "/v1/status"))
+            need(key.decode() not in text, "the key is in the status")
 
 
 def metrics(build):
@@ -192,6 +242,8 @@ CASES = {
     "tcp": transfer("tcp"),
     "ucx over shared memory": transfer("ucx"),
     "ucx over tcp": transfer("ucx-tcp"),
+    "without a shared key": transfer("tcp", "--no-auth"),
+    "auth": auth,
     "gqa tp4 to tp8": transfer("shm", "--model", "llama-3.1-70b", "--prefill", "tp=4", "--decode", "tp=8"),
     "four heads, tp2 to tp8": transfer("tcp", "--model", "qwen3-235b-a22b", "--prefill", "tp=2", "--decode", "tp=8"),
     "gqa tp8 to tp2": transfer("shm", "--model", "llama-3.1-8b", "--prefill", "tp=8", "--decode", "tp=2"),

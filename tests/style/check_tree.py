@@ -38,7 +38,7 @@ HOMES = {
     "cuda": ["kernels"],
     "boost/beast": ["common/http", "common/control"],
     "boost/asio": ["common/http", "common/control", "common/engine", "common/daemon", "prefill", "decode"],
-    "openssl/": ["common/http"],
+    "openssl/": ["common/http", "common/auth"],
     "prometheus/": ["common/metrics"],
     "CLI/": ["common/daemon", "tools"],
     "systemd/": ["common/daemon"],

@@ -55,6 +55,7 @@ void add_trial_options(CLI::App& command, DemoOptions& options) {
   command.add_flag("--keep", options.keep, "leave configurations and logs in their directory");
   command.add_flag("--hold", options.hold, "keep the daemons (and their metrics) up until Ctrl-C");
   // For tests of the daemons, not part of the help.
+  command.add_flag("!--no-auth", options.auth, "")->group("");
   command.add_option("--kill", options.kill, "")->check(CLI::IsMember({"prefill", "decode"}))->group("");
   command.add_option("--kill-after", options.kill_after, "")->group("");
 }

@@ -320,6 +320,37 @@ TEST_CASE("config rules: verify") {
         });
 }
 
+TEST_CASE("config rules: keys and tokens are read at once, and say what is wrong with them") {
+  const TextFile key("0123456789abcdef0123456789abcdef\n", 0600);
+  const TextFile open("0123456789abcdef0123456789abcdef\n", 0604);
+  const TextFile small("0123456789abcdef\n", 0600);
+  const auto with = [](const char* section, const char* field, const std::string& path) {
+    return config_with(fmt::format(R"({{"{}": {{"{}": "{}"}}}})", section, field, path));
+  };
+  for (const Role role : {kPrefill, kDecode}) {
+    CHECK(good_config(role, with("auth", "key_file", key.path())).auth.key != nullptr);
+    CHECK(good_config(role, config_with("{}")).auth.key == nullptr);
+    CHECK_THAT(problems_of(role, with("auth", "key_file", open.path())).at(0),
+               Catch::Contains("has mode 0604: anybody on this host can use the key; chmod o-rwx it"));
+    CHECK_THAT(problems_of(role, with("auth", "key_file", small.path())).at(0),
+               Catch::Contains("holds 16 bytes, a key has 32 to 4096"));
+    CHECK_THAT(problems_of(role, with("auth", "key_file", "/nowhere/key")).at(0),
+               Catch::StartsWith("auth.key_file: '/nowhere/key' cannot be read"));
+    CHECK(good_config(role, with("metrics", "token_file", small.path())).metrics_token == "0123456789abcdef");
+    CHECK_THAT(problems_of(role, with("metrics", "token_file", "/nowhere/token")).at(0),
+               Catch::StartsWith("metrics.token_file: "));
+  }
+}
+
+TEST_CASE("config rules: with a key and a token listeners may leave this host") {
+  const TextFile key("0123456789abcdef0123456789abcdef\n", 0600);
+  const std::string patch = fmt::format(
+      R"({{"auth": {{"key_file": "{0}"}}, "metrics": {{"listen": "0.0.0.0:9401", "token_file": "{0}"}}, )",
+      key.path());
+  CHECK(problems_of(kPrefill, config_with(patch + R"("bootstrap": {"listen": "0.0.0.0:8998"}})")).empty());
+  CHECK(problems_of(kDecode, config_with(patch + R"("tcp": {"listen": "10.0.0.7:0"}})")).empty());
+}
+
 TEST_CASE("config rules: a key that is not known is refused in every section") {
   for (const char* section :
        {"topology", "engine_socket", "metrics", "shm", "tcp", "ucx", "timeouts", "limits", "log"}) {
@@ -338,9 +369,9 @@ TEST_CASE("config rules: a key that is not known is refused in every section") {
       "page_size, "
       "ranks, shm, tcp, timeouts, topology, ucx";
   CHECK(problems_of(kDecode, config_with(R"({"bootstrap": {}})")) ==
-        Lines{"bootstrap: is not a known key; known here: " + known + ", verify"});
+        Lines{"bootstrap: is not a known key; known here: auth, " + known + ", verify"});
   CHECK(problems_of(kPrefill, config_with(R"({"topologie": {}})")) ==
-        Lines{"topologie: is not a known key; known here: bootstrap, " + known});
+        Lines{"topologie: is not a known key; known here: auth, bootstrap, " + known});
   CHECK(problems_of(kPrefill, config_with(R"({"bootstrap": {"port": 1}})")) ==
         Lines{"bootstrap.port: is not a known key; known here: advertise, listen, registry"});
 }

@@ -1,11 +1,16 @@
 #pragma once
 // Configurations of the tests: a small good one, changed in one place by each case.
 
+#include <sys/stat.h>
+#include <unistd.h>
+
 #include <catch2/catch.hpp>
+#include <cstdlib>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
+#include "common/base/unique_fd.h"
 #include "common/daemon/config.h"
 
 namespace kvferry::test {
@@ -45,5 +50,26 @@ inline DaemonConfig good_config(Role role, const nlohmann::json& document) {
   }
   return *std::move(config);
 }
+
+/// A file with that text and mode, gone with the object.
+class TextFile {
+ public:
+  TextFile(const std::string& text, unsigned mode) {
+    std::string name = "/tmp/kvferry-test-XXXXXX";
+    const UniqueFd fd(::mkstemp(name.data()));
+    REQUIRE(fd);
+    REQUIRE(::write(fd.get(), text.data(), text.size()) == static_cast<ssize_t>(text.size()));
+    REQUIRE(::fchmod(fd.get(), mode) == 0);
+    path_ = name;
+  }
+  ~TextFile() { ::unlink(path_.c_str()); }
+  TextFile(const TextFile&) = delete;
+  TextFile& operator=(const TextFile&) = delete;
+
+  const std::string& path() const { return path_; }
+
+ private:
+  std::string path_;
+};
 
 }  // namespace kvferry::test

@@ -27,6 +27,7 @@ json every_key(Role role) {
     "ranks": [7, 0, 239],
     "engine_socket": {"path": "/tmp/engine.sock", "mode": "0600", "allowed_uids": [0, 1000, 4294967294]},
     "metrics": {"listen": "[::1]:1234"},
+    "auth": {"window": "31s"},
     "fabrics": ["ucx", "shm", "tcp"],
     "shm": {"allowed_uids": [12]},
     "tcp": {"socket_buffer": 4096},
@@ -37,6 +38,9 @@ json every_key(Role role) {
                "http_body": 1024, "http_header": 512, "http_connections": 18, "dp_rank_entries": 19},
     "insecure": true,
     "log": {"level": "debug"}})");
+  static const TextFile secret("0123456789abcdef0123456789abcdef", 0600);
+  out["auth"]["key_file"] = secret.path();
+  out["metrics"]["token_file"] = secret.path();
   if (role == Role::kPrefill) {
     out["shm"]["copy_threads"] = 64u;
     out["tcp"]["connections"] = 16u;
@@ -159,9 +163,10 @@ TEST_CASE("config: a listener that leaves this host must be asked for") {
   };
   const auto open = [](const char* key, const char* address) {
     return fmt::format(
-        "{}: '{}' is not a loopback address, and peers are not authenticated; set \"insecure\": true if this "
-        "network is trusted",
-        key, address);
+        "{}: '{}' is not a loopback address, and who connects is not authenticated; set {}, or \"insecure\": "
+        "true "
+        "if this network is trusted",
+        key, address, std::string_view(key).starts_with("metrics") ? "metrics.token_file" : "auth.key_file");
   };
   const std::string ucx =
       "ucx.device: 'eth1' is not lo: anyone who reaches a UCX TCP port can write this process's memory; set "

@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <fstream>
 
+#include "common/base/random.h"
 #include "common/handshake/descriptor_json.h"
 
 namespace kvferry {
@@ -59,6 +60,22 @@ Result<std::string> find_program(const std::filesystem::path& directory, const s
               name, directory.string(), folder);
 }
 
+/// A key that both daemons share, for this run.
+Result<void> write_key(const std::filesystem::path& path) {
+  std::ofstream file(path);
+  std::error_code error;
+  std::filesystem::permissions(path, std::filesystem::perms::owner_read | std::filesystem::perms::owner_write,
+                               error);
+  for (int i = 0; i < 4; ++i) {
+    file << fmt::format("{:016x}", random_u64());
+  }
+  file.close();
+  if (!file || error) {
+    return fail(Code::kIo, "cannot write {}", path.string());
+  }
+  return {};
+}
+
 }  // namespace
 
 DemoCluster::DemoCluster(const DemoOptions& options, const DemoLayout& layout, const PoolSizes& pools,
@@ -71,6 +88,7 @@ Result<std::unique_ptr<DemoCluster>> DemoCluster::create(const DemoOptions& opti
   std::unique_ptr<DemoCluster> cluster(new DemoCluster(options, layout, pools, program_directory));
   KVF_TRY(cluster->signals_, catch_signals());
   KVF_TRY(cluster->directory_, private_directory());
+  KVF_TRY_VOID(write_key(cluster->directory_ / "key"));
   return cluster;
 }
 
@@ -92,6 +110,9 @@ Result<void> DemoCluster::write_config(Side side) const {
                         {"topology", topology_to_json(layout_.topology(side))},
                         {"engine_socket", {{"path", (directory_ / (name + ".sock")).string()}}},
                         {"metrics", {{"listen", "127.0.0.1:0"}}}};
+  if (options_.auth) {
+    config["auth"] = {{"key_file", (directory_ / "key").string()}};
+  }
   if (!options_.dtype.empty()) {
     config["dtype"] = options_.dtype;
   }
