@@ -12,6 +12,7 @@
 #include "common/engine/client_connection.h"
 #include "common/engine/kvferry.h"
 #include "common/engine/wire.h"
+#include "common/pool/writer_lock.h"
 
 struct kvf_engine {
   std::unique_ptr<kvferry::ClientConnection> connection;
@@ -303,6 +304,14 @@ int kvf_abort(kvf_engine* engine, uint64_t room, const char* reason) KVF_NOEXCEP
 int kvf_next_event(kvf_engine* engine, kvf_event* event, int timeout_ms) KVF_NOEXCEPT {
   return kvferry::on_engine(
       engine, [&](auto& connection) { return kvferry::next_event(connection, event, timeout_ms); });
+}
+
+int kvf_writers_gone(int fd) KVF_NOEXCEPT {
+  const auto writers = kvferry::has_writers(fd);
+  if (!writers) {
+    return -static_cast<int>(writers.error().code);
+  }
+  return *writers ? 0 : 1;
 }
 
 int kvf_event_fd(const kvf_engine* engine) KVF_NOEXCEPT {

@@ -179,6 +179,11 @@ KVF_API int kvf_next_event(kvf_engine* engine, kvf_event* event, int timeout_ms)
 /* Readable when kvf_next_event may have something; for poll/epoll. Drain with timeout 0 after each wake-up.
  */
 KVF_API int kvf_event_fd(const kvf_engine* engine) KVF_NOEXCEPT;
+/* 1 when no other process can write the memory of this pool descriptor on its own any more, 0 while one can,
+ * -code when that cannot be told. For a decode engine whose daemon died (KVF_UNAVAILABLE from any call):
+ * every room of it has failed, and its pages may be used again from 50 ms after that on, as soon as this says
+ * 1 for each descriptor of the pool. Over shm a prefill daemon may be in the middle of a copy until then. */
+KVF_API int kvf_writers_gone(int fd) KVF_NOEXCEPT;
 /* Aborts what is alive and frees the engine. The daemon keeps the pool mapped until everything is drained. */
 KVF_API void kvf_detach(kvf_engine* engine) KVF_NOEXCEPT;
 KVF_API const char* kvf_last_error(const kvf_engine* engine) KVF_NOEXCEPT;

@@ -106,6 +106,11 @@ Result<std::byte*> map_descriptor(const PoolLayout& layout, std::size_t index, i
 
 }  // namespace
 
+Result<void> Pool::lock_for_writing() {
+  KVF_TRY(writing_, WriterLock::take(fds_));
+  return {};
+}
+
 Result<std::shared_ptr<Pool>> Pool::map(PoolLayout layout, std::vector<UniqueFd> fds) {
   if (layout.page_size == 0) {
     return fail(Code::kInvalid, "pool of rank {}: page_size is 0, but must be at least 1", layout.rank);

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -14,6 +15,7 @@
 #include "common/base/result.h"
 #include "common/base/unique_fd.h"
 #include "common/plan/plan.h"
+#include "common/pool/writer_lock.h"
 
 namespace kvferry {
 
@@ -61,6 +63,9 @@ class Pool {
   RankIndex rank() const { return layout_.rank; }
   std::span<std::byte> buffer(std::uint32_t index) const { return buffers_[index]; }
   std::uint32_t buffer_count() const { return static_cast<std::uint32_t>(buffers_.size()); }
+  /// For a process that writes this memory on its own: tells the owner so (see writer_lock.h) until the Pool,
+  /// and with it the mapping, is gone.
+  Result<void> lock_for_writing();
   /// Row `slot` of aux field `index`.
   std::span<std::byte> aux_row(std::uint32_t index, std::uint32_t slot) const;
   /// The mapped descriptors, for handing the same memory to a peer on this host. Owned by the Pool.
@@ -79,6 +84,7 @@ class Pool {
   std::vector<Mapping> mappings_;
   std::vector<std::span<std::byte>> buffers_;
   std::vector<std::span<std::byte>> aux_;
+  std::optional<WriterLock> writing_;
 };
 
 /// Smallest page count over the layout's buffers of one space (draft buffers count as tokens: the same

@@ -13,8 +13,7 @@ namespace {
 
 constexpr std::chrono::milliseconds kBackOffMin{20};
 constexpr std::chrono::milliseconds kBackOffMax{500};
-// Longer than any copy of one chunk that a peer can have under way (hundreds of MB at GB/s).
-constexpr std::chrono::milliseconds kQuarantine{1000};
+constexpr std::chrono::milliseconds kGrace{50};  // see kvf_writers_gone()
 
 bool may_pass(int code) {
   return code == -KVF_UNAVAILABLE || code == -KVF_NOT_FOUND || code == -KVF_EXHAUSTED || code == -KVF_IO ||
@@ -62,7 +61,7 @@ Rank::Rank(Rank&& other) noexcept
       engine_(std::exchange(other.engine_, nullptr)),
       next_attempt_(other.next_attempt_),
       back_off_(other.back_off_),
-      attached_at_(other.attached_at_),
+      lost_at_(other.lost_at_),
       resting_(std::move(other.resting_)) {}
 
 Result<bool> Rank::attach(Instant now) {
@@ -84,7 +83,6 @@ Result<bool> Rank::attach(Instant now) {
   std::array<char, 512> error{};
   const int code = kvf_attach(socket_.c_str(), &pool, &engine_, error.data(), error.size());
   if (code == 0) {
-    attached_at_ = now;
     back_off_ = kBackOffMin;
     return true;
   }
@@ -107,6 +105,7 @@ void Rank::lost(Instant now) {
     kvf_detach(engine_);
     engine_ = nullptr;
   }
+  lost_at_ = now;
   back_off_ = kBackOffMin;
   next_attempt_ = now + back_off_;
 }
@@ -116,7 +115,7 @@ void Rank::quarantine(Holding holding) {
 }
 
 void Rank::end_quarantine(Instant now) {
-  if (engine_ == nullptr || now < attached_at_ + kQuarantine) {
+  if (resting_.empty() || now < lost_at_ + kGrace || kvf_writers_gone(memory.fd()) != 1) {
     return;
   }
   for (const Holding& rested : std::exchange(resting_, {})) {

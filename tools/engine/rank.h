@@ -54,8 +54,7 @@ class Rank {
   kvf_engine* engine() const { return engine_; }
 
   /// Pages whose daemon died with the room alive. A peer on this host may hold a mapping of the pool and be
-  /// in the middle of a copy that nobody waits for any more, so they rest until the new daemon has had time
-  /// to fence the old one's peers.
+  /// in the middle of a copy that nobody waits for any more, so they rest until no writer is left.
   void quarantine(Holding holding);
   /// Gives rested pages back.
   void end_quarantine(Instant now);
@@ -86,7 +85,7 @@ class Rank {
   kvf_engine* engine_ = nullptr;
   Instant next_attempt_{};
   std::chrono::milliseconds back_off_{0};
-  Instant attached_at_{};
+  Instant lost_at_{};
   std::vector<Holding> resting_;
 };
 

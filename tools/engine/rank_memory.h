@@ -33,6 +33,7 @@ class RankMemory {
   RankMemory(RankMemory&& other) noexcept;
   RankMemory& operator=(RankMemory&&) = delete;
 
+  int fd() const { return fd_.get(); }
   std::span<std::byte> buffer(std::uint32_t index) const { return buffers_[index]; }
   std::span<std::byte> aux(std::uint32_t field, std::uint32_t slot) const;
   /// The pool's description for kvf_attach; valid as long as this object and until the next call.

@@ -206,6 +206,8 @@ def _load() -> ctypes.CDLL:
     library.kvf_detach.restype = None
     library.kvf_last_error.argtypes = [engine]
     library.kvf_last_error.restype = ctypes.c_char_p
+    library.kvf_writers_gone.argtypes = [ctypes.c_int]
+    library.kvf_writers_gone.restype = ctypes.c_int
     library.kvf_version.argtypes = []
     library.kvf_version.restype = ctypes.c_char_p
     _library = library
@@ -227,6 +229,15 @@ def make_pool(size: int, name: str = "kvferry-pool") -> int:
         os.close(fd)
         raise
     return fd
+
+
+def writers_gone(fd: int) -> bool:
+    """Whether no other process can write this pool descriptor's memory any more. For a decode engine whose daemon
+    died: its pages may be used again from 50 ms after that on, once this is true for each descriptor."""
+    answer = _load().kvf_writers_gone(fd)
+    if answer < 0:
+        raise KvferryError(Code(-answer), "the writers of the pool cannot be asked for")
+    return answer == 1
 
 
 def _unsigned(name: str, value: int, bits: int) -> int:

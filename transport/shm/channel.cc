@@ -1,6 +1,7 @@
 #include "transport/shm/channel.h"
 
 #include <fmt/ranges.h>
+#include <poll.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 
@@ -231,6 +232,11 @@ Result<void> check_peer_uid(int socket, const std::vector<uid_t>& allowed) {
         credentials.pid, credentials.uid, fmt::join(list, ", "));
   }
   return {};
+}
+
+bool Channel::peer_is_gone() const {
+  pollfd state{socket_.get(), POLLRDHUP, 0};
+  return ::poll(&state, 1, 0) > 0 && (state.revents & (POLLHUP | POLLRDHUP | POLLERR)) != 0;
 }
 
 }  // namespace kvferry::shm

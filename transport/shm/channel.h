@@ -27,6 +27,8 @@ class Channel {
   Channel(UniqueFd socket, ChannelLimits limits) : socket_(std::move(socket)), limits_(limits) {}
 
   int fd() const { return socket_.get(); }
+  /// The other end is closed, whatever may still be there to read.
+  bool peer_is_gone() const;
   /// Queues a frame; with `pool`, all descriptors of that pool go along. kExhausted when the other side has
   /// stopped reading for too long.
   Result<void> send(std::string text, std::shared_ptr<const Pool> pool = nullptr);

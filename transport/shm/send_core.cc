@@ -247,7 +247,13 @@ Result<void> ShmSendFabric::Core::on_message(SessionId id, Session& session, shm
   auto parts = std::make_shared<std::pair<PoolLayout, std::vector<UniqueFd>>>(std::move(message.layout),
                                                                               std::move(descriptors));
   side_->run([this, id, rank, serial = message.serial, parts] {
-    mailbox_.post(Mapped{id, rank, serial, Pool::map(std::move(parts->first), std::move(parts->second))});
+    auto pool = Pool::map(std::move(parts->first), std::move(parts->second));
+    if (pool) {
+      if (auto locked = (*pool)->lock_for_writing(); !locked) {
+        pool = tl::unexpected<Error>(std::move(locked).error());
+      }
+    }
+    mailbox_.post(Mapped{id, rank, serial, std::move(pool)});
   });
   return {};
 }
@@ -291,6 +297,12 @@ void ShmSendFabric::Core::handle(Mapped& command) {
     return;
   }
   Session& session = *found->second;
+  // The engine asks for writers once it sees its daemon dead: who takes the lock after that must not write.
+  if (session.channel->peer_is_gone()) {
+    begin_end(command.session, session,
+              Error{Code::kPeerLost, "the decode daemon closed the shm connection"});
+    return;
+  }
   const auto pool = session.pools.find(command.rank);
   if (pool != session.pools.end() && pool->second.serial == command.serial) {
     if (command.pool) {

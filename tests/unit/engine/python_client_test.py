@@ -72,6 +72,13 @@ class WithLibrary(unittest.TestCase):
             kvferry.Engine("no/such/socket", small_pool(fd))
         self.assertEqual(caught.exception.code, kvferry.Code.UNAVAILABLE)
 
+    def test_memory_that_nobody_writes_has_no_writers(self):
+        fd = kvferry.make_pool(4096)
+        self.addCleanup(os.close, fd)
+        self.assertTrue(kvferry.writers_gone(fd))
+        with self.assertRaisesRegex(kvferry.KvferryError, "cannot be asked"):
+            kvferry.writers_gone(-1)
+
     def test_the_version_is_text(self):
         self.assertRegex(kvferry.version(), r"^\d+\.\d+")
 

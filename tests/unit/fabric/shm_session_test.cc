@@ -43,6 +43,27 @@ TEST_CASE("shm: a wrong token is refused on both sides and the right one still w
   CHECK(ends.send_log.wait_for<fabric_event::PeerUp>());
 }
 
+TEST_CASE("shm: a pool has writers for as long as a prefill side has it mapped") {
+  ShmEnds ends;
+  FabricFixture fixture(standard_cases()[0]);
+  const auto writers = [&] {
+    std::size_t seen = 0;
+    for (const auto& pool : fixture.destinations()) {
+      for (const UniqueFd& fd : pool->fds()) {
+        const auto answer = has_writers(fd.get());
+        REQUIRE(answer);
+        seen += *answer ? 1 : 0;
+      }
+    }
+    return seen;
+  };
+  CHECK(writers() == 0);
+  REQUIRE(fixture.connect(*ends.send, ends.send_log, *ends.receive).empty());
+  CHECK(writers() == 2 * fixture.destinations().size());
+  ends.send.reset();
+  CHECK(writers() == 0);
+}
+
 TEST_CASE("shm: a token is good for one session, and a new offer replaces an unused one") {
   ShmEnds ends;
   const FabricOffer first = *ends.receive->offer(kPeer);
