@@ -55,6 +55,13 @@ def killed(side, fabric):
     return run
 
 
+def abort_storm(fabric):
+    def run(build):
+        text = demo(build, "--fabric", fabric, "--abort-storm", os.environ.get("KVF_STORM", "50"))
+        print(text)
+    return run
+
+
 class Daemon:
     """One daemon with a private configuration; .ready has what it printed when it was up."""
 
@@ -216,6 +223,10 @@ CASES = {
     "decode daemon killed over tcp": killed("decode", "tcp"),
     "prefill daemon killed over ucx": killed("prefill", "ucx"),
     "decode daemon killed over ucx": killed("decode", "ucx"),
+    "abort storm over shm": abort_storm("shm"),
+    "abort storm over tcp": abort_storm("tcp"),
+    "abort storm over ucx": abort_storm("ucx"),
+    "abort storm over ucx-tcp": abort_storm("ucx-tcp"),
     "sglang routes": routes,
     "metrics": metrics,
     "configurations": configs,
