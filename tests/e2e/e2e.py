@@ -12,6 +12,8 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
+import bad_peers
+
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 
@@ -227,6 +229,8 @@ CASES = {
     "abort storm over tcp": abort_storm("tcp"),
     "abort storm over ucx": abort_storm("ucx"),
     "abort storm over ucx-tcp": abort_storm("ucx-tcp"),
+    "bad peers, bytes over shm": bad_peers.bad_peers("shm", "tcp"),
+    "bad peers, bytes over tcp": bad_peers.bad_peers("tcp", "shm"),
     "sglang routes": routes,
     "metrics": metrics,
     "configurations": configs,
