@@ -61,13 +61,16 @@ class Process:
         self.child.wait(30)
 
     def check_alive(self):
-        need(self.killed or self.child.poll() is None, f"{self.name} died with {self.child.returncode}:\n{self.tail()}")
+        if not self.killed and self.child.poll() is not None:
+            raise AssertionError(f"{self.name} died with {self.child.returncode}:\n{self.tail()}")
 
     def tail(self):
-        try:
-            return Path(self.log).read_text(errors="replace")[-3000:]
-        except OSError:
-            return ""
+        log = Path(self.log)
+        if not log.is_file():
+            return f"(the log went to {log})"
+        with log.open("rb") as file:
+            file.seek(max(0, log.stat().st_size - 3000))
+            return file.read(3000).decode(errors="replace")
 
     def open_files(self):
         return len(os.listdir(f"/proc/{self.pid}/fd"))
@@ -96,7 +99,7 @@ class Cluster:
         self.host = {role: "127.0.0.1" for role in ROLES}
         self.bootstrap = f"127.0.0.1:{free_port()}"
         self.dialled = self.bootstrap  # what decode is told; a test may put something in between
-        self.advertise = {}            # likewise, the decode daemon's tcp fabric
+        self.tcp = {"listen": f"{self.host['decode']}:0"}  # likewise, the decode daemon's tcp fabric
         self.daemons, self.engines, self.ready = {}, {}, {}
         self.changed = threading.Condition()  # guards what follows
         self.events = []                      # (side, event), in order of arrival
@@ -137,7 +140,8 @@ class Cluster:
                 process.kill()
                 ended.append((process, "no end within 30 s"))
         for process, status in ended:
-            need(status == 0, f"{process.name} ended with {status}:\n{process.tail()}")
+            if status != 0:
+                raise AssertionError(f"{process.name} ended with {status}:\n{process.tail()}")
 
     def config(self, role):
         config = {"instance": role, "model": self.model, "page_size": self.page_size,
@@ -147,7 +151,7 @@ class Cluster:
             config["bootstrap"] = {"listen": self.bootstrap}
         else:
             config["shm"] = {"socket": f"{self.folder}/decode-shm.sock"}
-            config["tcp"] = {"listen": f"{self.host[role]}:0", **self.advertise}
+            config["tcp"] = self.tcp
         return {**config, **self.extra}
 
     def start_daemon(self, role, stderr=None):
@@ -156,7 +160,8 @@ class Cluster:
         command = [*self.wrap[role], str(self.build / role / f"kvferry-{role}"), "--config", str(path)]
         daemon = Process(f"kvferry-{role}", command, stderr or f"{self.folder}/{role}.log")
         line = daemon.child.stdout.readline()
-        need(line, f"{daemon.name} did not start:\n{daemon.tail()}")
+        if not line:
+            raise AssertionError(f"{daemon.name} did not start:\n{daemon.tail()}")
         self.daemons[role], self.ready[role] = daemon, json.loads(line)
 
     def start_engine(self, role):

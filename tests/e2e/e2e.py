@@ -13,6 +13,8 @@ import urllib.request
 from pathlib import Path
 
 import bad_peers
+import chaos
+import network_cut
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -231,6 +233,11 @@ CASES = {
     "abort storm over ucx-tcp": abort_storm("ucx-tcp"),
     "bad peers, bytes over shm": bad_peers.bad_peers("shm", "tcp"),
     "bad peers, bytes over tcp": bad_peers.bad_peers("tcp", "shm"),
+    "chaos over tcp": chaos.chaos("tcp"),
+    "chaos over shm": chaos.chaos("shm"),
+    "chaos over ucx": chaos.chaos("ucx"),
+    "prefill dies with 31 of 64 pages out": chaos.lost_pages,
+    "network cut in namespaces": network_cut.network_cut,
     "sglang routes": routes,
     "metrics": metrics,
     "configurations": configs,
