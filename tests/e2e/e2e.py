@@ -16,6 +16,10 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
+import bad_peers
+import chaos
+import network_cut
+
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 
@@ -57,6 +61,13 @@ def killed(side, fabric):
         text = demo(build, "--fabric", fabric, "--requests", "8", "--kill", side, "--kill-after", "1")
         need("OK" in text, "the demo does not say OK", text)
         need(re.search(r"leaks +0 pages", text), "leaks", text)
+    return run
+
+
+def abort_storm(fabric):
+    def run(build):
+        text = demo(build, "--fabric", fabric, "--abort-storm", os.environ.get("KVF_STORM", "50"))
+        print(text)
     return run
 
 
@@ -272,6 +283,17 @@ CASES = {
     "decode daemon killed over tcp": killed("decode", "tcp"),
     "prefill daemon killed over ucx": killed("prefill", "ucx"),
     "decode daemon killed over ucx": killed("decode", "ucx"),
+    "abort storm over shm": abort_storm("shm"),
+    "abort storm over tcp": abort_storm("tcp"),
+    "abort storm over ucx": abort_storm("ucx"),
+    "abort storm over ucx-tcp": abort_storm("ucx-tcp"),
+    "bad peers, bytes over shm": bad_peers.bad_peers("shm", "tcp"),
+    "bad peers, bytes over tcp": bad_peers.bad_peers("tcp", "shm"),
+    "chaos over tcp": chaos.chaos("tcp"),
+    "chaos over shm": chaos.chaos("shm"),
+    "chaos over ucx": chaos.chaos("ucx"),
+    "prefill dies with 31 of 64 pages out": chaos.lost_pages,
+    "network cut in namespaces": network_cut.network_cut,
     "sglang routes": routes,
     "metrics": metrics,
     "configurations": configs,

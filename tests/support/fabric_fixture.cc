@@ -293,7 +293,7 @@ Grant FabricFixture::grant(RankIndex decode_rank, PeerId peer) const {
 }
 
 std::vector<ChunkJob> FabricFixture::jobs(const Pair& pair) const {
-  const auto shape = [this](const Topology& topology, const Pool& pool) {
+  const auto shape = [](const Topology& topology, const Pool& pool) {
     return RankShape{topology, topology.coord(pool.rank()), pool.page_size(), shapes(pool.layout())};
   };
   const auto layout = pair_layout(spec_.model, shape(spec_.prefill, *sources_[pair.prefill]),

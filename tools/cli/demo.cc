@@ -3,6 +3,7 @@
 #include <memory>
 
 #include "tools/cli/commands.h"
+#include "tools/cli/demo/abort_storm.h"
 #include "tools/cli/demo/demo_run.h"
 
 namespace kvferry {
@@ -54,6 +55,11 @@ void add_trial_options(CLI::App& command, DemoOptions& options) {
                    "flip a bit of one byte after filling: the demo must find it and fail");
   command.add_flag("--keep", options.keep, "leave configurations and logs in their directory");
   command.add_flag("--hold", options.hold, "keep the daemons (and their metrics) up until Ctrl-C");
+  command
+      .add_option("--abort-storm", options.abort_storm,
+                  "instead of a trace: abort so many rooms in the middle of their transfer, and give their "
+                  "pages to new rooms at once")
+      ->check(CLI::Range(std::uint64_t{1}, std::uint64_t{1'000'000}));
   // For tests of the daemons, not part of the help.
   command.add_flag("!--no-auth", options.auth, "")->group("");
   command.add_option("--kill", options.kill, "")->check(CLI::IsMember({"prefill", "decode"}))->group("");
@@ -75,7 +81,10 @@ void add_demo_command(CLI::App& app, int& exit_status) {
   add_side_options(*command, *options);
   add_load_options(*command, *options);
   add_trial_options(*command, *options);
-  command->callback([options, &exit_status] { exit_status = run_demo(*options, program_directory()); });
+  command->callback([options, &exit_status] {
+    exit_status = options->abort_storm > 0 ? run_abort_storm(*options, program_directory())
+                                           : run_demo(*options, program_directory());
+  });
 }
 
 }  // namespace kvferry

@@ -8,6 +8,9 @@ target_compile_options(kvf_options INTERFACE
 target_include_directories(kvf_options INTERFACE ${CMAKE_SOURCE_DIR})
 target_link_libraries(kvf_options INTERFACE Threads::Threads)
 target_compile_definitions(kvf_options INTERFACE KVF_VERSION="${PROJECT_VERSION}")
+if(KVF_FUZZ)
+  target_compile_options(kvf_options INTERFACE -fsanitize=fuzzer-no-link)
+endif()
 if(KVF_SANITIZE)
   target_compile_options(kvf_options INTERFACE -fsanitize=${KVF_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer)
   target_link_options(kvf_options INTERFACE -fsanitize=${KVF_SANITIZE})
@@ -17,7 +20,7 @@ if(KVF_SANITIZE)
     target_compile_options(kvf_options INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Wno-tsan>)
   endif()
   # GCC's uninitialised-value analysis misfires on instrumented standard headers.
-  target_compile_options(kvf_options INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Wno-error=maybe-uninitialized>)
+  target_compile_options(kvf_options INTERFACE $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<CXX_COMPILER_ID:GNU>>:-Wno-error=maybe-uninitialized>)
 endif()
 
 # kvf_library(NAME DIR dir... LINK lib...): one static library of all .cc files of the named folders.

@@ -108,7 +108,7 @@ Result<void> DemoCluster::write_config(Side side) const {
                         {"page_size", layout_.page_size(side)},
                         {"draft_layers", options_.draft_layers},
                         {"topology", topology_to_json(layout_.topology(side))},
-                        {"engine_socket", {{"path", (directory_ / (name + ".sock")).string()}}},
+                        {"engine_socket", {{"path", engine_socket(side)}}},
                         {"metrics", {{"listen", "127.0.0.1:0"}}}};
   if (options_.auth) {
     config["auth"] = {{"key_file", (directory_ / "key").string()}};
@@ -141,12 +141,28 @@ Result<void> DemoCluster::write_config(Side side) const {
 }
 
 Result<void> DemoCluster::start() {
+  KVF_TRY_VOID(start_daemons());
+  for (const Side side : {Side::kPrefill, Side::kDecode}) {
+    KVF_TRY_VOID(start_engine(side));
+  }
+  return {};
+}
+
+Result<void> DemoCluster::start_daemons() {
   for (const Side side : {Side::kPrefill, Side::kDecode}) {
     KVF_TRY_VOID(start_daemon(side));
   }
   for (const Side side : {Side::kPrefill, Side::kDecode}) {
     KVF_TRY_VOID(await_ready(side));
-    KVF_TRY_VOID(start_engine(side));
+  }
+  return {};
+}
+
+Result<void> DemoCluster::check_daemons() {
+  KVF_TRY_VOID(check_interrupt());
+  for (auto& daemon : daemons_) {
+    KVF_TRY(const auto ignored, daemon->read_lines());
+    KVF_TRY_VOID(check_alive(*daemon));
   }
   return {};
 }
@@ -198,7 +214,7 @@ Result<void> DemoCluster::start_engine(Side side) {
   std::vector<std::string> arguments{"--role",
                                      role,
                                      "--socket",
-                                     (directory_ / (role + ".sock")).string(),
+                                     engine_socket(side),
                                      "--model",
                                      options_.model,
                                      "--topology",

@@ -31,6 +31,10 @@ class DemoCluster {
 
   /// Starts both daemons, waits until they are ready, then starts the engines.
   Result<void> start();
+  /// The daemons alone, for a caller that is both engines itself.
+  Result<void> start_daemons();
+  /// An error is an interrupt, or a daemon that ended although nobody asked it to.
+  Result<void> check_daemons();
   /// False when the engine's end of the pipe is gone (poll() then reports its death).
   bool send(Side side, const nlohmann::json& command);
   /// What the engines have said, waiting up to `limit` for the first word. An error is an interrupt, or a
@@ -45,6 +49,9 @@ class DemoCluster {
 
   const std::string& bootstrap() const { return bootstrap_; }
   const std::string& metrics(Side side) const { return metrics_[index(side)]; }
+  std::string engine_socket(Side side) const {
+    return (directory_ / (std::string(side_name(side)) + ".sock")).string();
+  }
   const std::filesystem::path& directory() const { return directory_; }
   /// Texts that name a side's daemon in a reason: its instance and its addresses.
   std::vector<std::string> daemon_names(Side side) const;

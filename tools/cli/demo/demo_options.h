@@ -34,6 +34,7 @@ struct DemoOptions : LayoutOptions {
   bool hold = false;
   std::string kill;  // "prefill" or "decode"
   std::uint64_t kill_after = 3;
+  std::uint64_t abort_storm = 0;  // rooms to abort in the middle of their transfer; 0: replay a trace
 };
 
 /// Both sides' layouts, checked.
