@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <cstring>
+#include <map>
 #include <set>
 
+#include "common/base/clean_text.h"
 #include "decode/rooms.h"
 
 namespace kvferry::decode {
@@ -156,14 +158,16 @@ void Rooms::release_if_idle(RankIndex rank, Actions& out) {
 
 void Rooms::tick(Nanos now, Actions& out) {
   std::vector<std::pair<RoomKey, Error>> late;
-  std::set<PeerId> stuck;
+  std::map<PeerId, std::pair<std::string, std::uint64_t>> stuck;  // rooms and their pages
   for (auto& [key, entry] : entries_) {
     if (entry.failure) {
       if (now >= entry.ending_at + options_.drain.count()) {
         entry.ending_at = now;
         for (const Source& source : entry.sources) {
           if (!source_quiet(source)) {
-            stuck.insert(source.peer);
+            auto& [rooms, pages] = stuck[source.peer];
+            rooms += fmt::format("{}{} (decode rank {})", rooms.empty() ? "" : ", ", key.room, key.rank);
+            pages += entry.pages->size();
           }
         }
       }
@@ -194,8 +198,12 @@ void Rooms::tick(Nanos now, Actions& out) {
     begin_end(now, entries_.at(key), std::move(error), out);
     settle(now, key, out);
   }
-  for (const PeerId peer : stuck) {
-    out.push_back(FencePeer{peer, Error{Code::kDeadline, "did not drain its stopped transfers in time"}});
+  for (const auto& [peer, what] : stuck) {
+    out.push_back(FencePeer{
+        peer,
+        Error{Code::kDeadline,
+              fmt::format("fenced: it did not drain within {} s; {} pages wait, of rooms {}",
+                          options_.drain.count() / 1'000'000'000, what.second, cut_text(what.first, 1000))}});
   }
 }
 

@@ -129,9 +129,13 @@ void Rooms::tick(Nanos now, Actions& out) {
     for (auto& [rank, to] : entry.destinations) {
       if (to.cancel_at != 0 && !to.drained && now >= to.cancel_at + options_.drain.count()) {
         to.cancel_at = now;
-        out.push_back(
-            FencePeer{to.peer, Error{Code::kDeadline, fmt::format("room {}: no drain within {} s", key.room,
-                                                                  options_.drain.count() / 1'000'000'000)}});
+        out.push_back(FencePeer{
+            to.peer,
+            Error{Code::kDeadline,
+                  fmt::format("fenced: room {} (prefill rank {}) did not drain within {} s, {} bytes of it "
+                              "were sent; {} pages wait",
+                              key.room, key.rank, options_.drain.count() / 1'000'000'000, to.report.bytes,
+                              entry.page_count)}});
       }
     }
   }

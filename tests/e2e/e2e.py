@@ -255,6 +255,7 @@ CASES = {
     "ucx over tcp": transfer("ucx-tcp"),
     "without a shared key": transfer("tcp", "--no-auth"),
     "auth": auth,
+    "over ipv6": transfer("tcp", "--host", "[::1]"),  # BL-35
     "gqa tp4 to tp8": transfer("shm", "--model", "llama-3.1-70b", "--prefill", "tp=4", "--decode", "tp=8"),
     "four heads, tp2 to tp8": transfer("tcp", "--model", "qwen3-235b-a22b", "--prefill", "tp=2", "--decode", "tp=8"),
     "gqa tp8 to tp2": transfer("shm", "--model", "llama-3.1-8b", "--prefill", "tp=8", "--decode", "tp=2"),

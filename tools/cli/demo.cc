@@ -61,6 +61,7 @@ void add_trial_options(CLI::App& command, DemoOptions& options) {
                   "pages to new rooms at once")
       ->check(CLI::Range(std::uint64_t{1}, std::uint64_t{1'000'000}));
   // For tests of the daemons, not part of the help.
+  command.add_option("--host", options.host, "")->group("");
   command.add_flag("!--no-auth", options.auth, "")->group("");
   command.add_option("--kill", options.kill, "")->check(CLI::IsMember({"prefill", "decode"}))->group("");
   command.add_option("--kill-after", options.kill_after, "")->group("");

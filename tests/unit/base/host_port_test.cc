@@ -38,7 +38,9 @@ TEST_CASE("host:port: IPv6 literals in brackets, with and without zone") {
   CHECK(parsed("[::]", 8998) == "::|8998");
 }
 
-TEST_CASE("host:port: a bare IPv6 literal is a host and never cut at a colon") {
+TEST_CASE("host:port: a bare IPv6 literal is a host and never cut at a colon (BL-35)") {
+  CHECK(parsed("2001:db8:cd51:4600:9c7d:e2a3:a136:efc", 18998) ==
+        "2001:db8:cd51:4600:9c7d:e2a3:a136:efc|18998");
   CHECK(parsed("::1", 8998) == "::1|8998");
   CHECK(parsed("2001:db8::5", 1) == "2001:db8::5|1");
   CHECK(parsed("::1:8998", 1) == "::1:8998|1");

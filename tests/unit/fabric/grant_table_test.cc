@@ -107,7 +107,7 @@ TEST_CASE("granted rows are translated to their pages and merged across consecut
   CHECK(aux[0].size() == 8);
 }
 
-TEST_CASE("a block outside its grant is illegal") {
+TEST_CASE("a block outside its grant is illegal, whatever numbers it names (BL-37)") {
   World world;
   REQUIRE(world.table.open(world.grant).has_value());
   const auto with = [&world](auto change) {

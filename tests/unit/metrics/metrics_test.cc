@@ -9,6 +9,8 @@
 #include <sstream>
 #include <thread>
 
+#include <fmt/format.h>
+
 namespace kvferry {
 namespace {
 
@@ -92,6 +94,32 @@ TEST_CASE("every series is there with 0 at the first scrape") {
           .count());
   CHECK(value(series, "process_start_time_seconds") <= now + 2);
   CHECK(value(series, "process_start_time_seconds") > now - 24 * 3600);
+}
+
+TEST_CASE("each kind of failure has a count of its own, and all of them add up (BL-55)") {
+  Metrics metrics(options());
+  // A refused handshake's rooms, a transport's error, a lost peer, an expired room, an engine's death, wrong
+  // bytes.
+  const Code causes[] = {Code::kMismatch, Code::kTransport,  Code::kPeerLost,
+                         Code::kDeadline, Code::kEngineLost, Code::kCorrupt};
+  double times = 0;
+  for (const Code cause : causes) {
+    times += 1;
+    for (int i = 0; i < static_cast<int>(times); ++i) {
+      metrics.count_failed(cause);
+    }
+  }
+  metrics.count_aborted();
+  const Scrape series = scrape(metrics);
+  double expected = 0;
+  for (const Code cause : causes) {
+    expected += 1;
+    CHECK(value(series, fmt::format("kvferry_transfer_failures_total{{reason=\"{}\"}}", to_string(cause))) ==
+          expected);
+  }
+  CHECK(value(series, "kvferry_transfers_total{state=\"failed\"}") == 21);
+  CHECK(value(series, "kvferry_transfers_total{state=\"aborted\"}") == 1);
+  CHECK(value(series, "kvferry_transfer_failures_total{reason=\"internal\"}") == 0);
 }
 
 void one_transfer(Metrics& metrics, std::uint64_t number) {

@@ -109,7 +109,7 @@ Result<void> DemoCluster::write_config(Side side) const {
                         {"draft_layers", options_.draft_layers},
                         {"topology", topology_to_json(layout_.topology(side))},
                         {"engine_socket", {{"path", engine_socket(side)}}},
-                        {"metrics", {{"listen", "127.0.0.1:0"}}}};
+                        {"metrics", {{"listen", options_.host + ":0"}}}};
   if (options_.auth) {
     config["auth"] = {{"key_file", (directory_ / "key").string()}};
   }
@@ -122,13 +122,13 @@ Result<void> DemoCluster::write_config(Side side) const {
     config["ucx"] = {{"transports", options_.fabric == "ucx" ? "shm" : "tcp"}, {"device", "lo"}};
   }
   if (side == Side::kPrefill) {
-    config["bootstrap"] = {{"listen", bootstrap_.empty() ? "127.0.0.1:0" : bootstrap_}};
+    config["bootstrap"] = {{"listen", bootstrap_.empty() ? options_.host + ":0" : bootstrap_}};
   } else {
     if (!options_.verify.empty()) {
       config["verify"] = {{"mode", options_.verify}};
     }
     config["shm"] = {{"socket", (directory_ / "decode-shm.sock").string()}};
-    config["tcp"] = {{"listen", "127.0.0.1:0"}};
+    config["tcp"] = {{"listen", options_.host + ":0"}};
   }
   const auto path = directory_ / (name + ".json");
   std::ofstream file(path);

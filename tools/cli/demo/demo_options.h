@@ -26,8 +26,9 @@ struct DemoOptions : LayoutOptions {
   std::uint64_t chunk_tokens = 8192;
   double memory_gib = 0;  // 0: 65 % of what is available
   std::uint32_t timeout_s = 120;
-  bool auth = true;    // the daemons share a key
-  std::string verify;  // off, sampled or full; empty: the daemon's default
+  std::string host = "127.0.0.1";  // what the daemons listen on
+  bool auth = true;                // the daemons share a key
+  std::string verify;              // off, sampled or full; empty: the daemon's default
   bool dense = false;
   bool corrupt = false;
   bool keep = false;
