@@ -6,6 +6,7 @@
 #include <catch2/catch.hpp>
 
 #include "common/base/log.h"
+#include "common/pool/writer_lock.h"
 #include "fake_daemon.h"
 #include "tools/engine/decode_role.h"
 #include "tools/engine/prefill_role.h"
@@ -302,7 +303,8 @@ TEST_CASE("a refusal on one rank ends the room on all, with the daemon's sentenc
   CHECK(world.balanced());
 }
 
-TEST_CASE("after a daemon's death its rooms fail at once and their pages rest until it is back") {
+TEST_CASE(
+    "after a daemon's death its rooms fail at once and their pages rest while somebody may write them") {
   World world("tp=2");
   DecodeRole role(world.role_options, world.ranks, world.sink);
   REQUIRE(role.on_command("expect", expectation(10, 0)));
@@ -312,15 +314,19 @@ TEST_CASE("after a daemon's death its rooms fail at once and their pages rest un
     role.on_lost(rank, "the daemon went away");
   }
   CHECK(world.sink.last("failed").at("reason") == "the daemon went away");
-  CHECK(world.ranks[0].quarantined_pages() == 3);
-  world.now += std::chrono::hours(1);
   for (Rank& rank : world.ranks) {
-    rank.end_quarantine(world.now);
+    rank.end_quarantine(world.now + std::chrono::milliseconds(49));
     CHECK(rank.quarantined_pages() == 3);
-    REQUIRE(rank.attach(world.now).value_or(false));
-    rank.end_quarantine(world.now);
-    CHECK(rank.quarantined_pages() == 3);
-    rank.end_quarantine(world.now + std::chrono::hours(1));
+    {
+      std::vector<UniqueFd> memory;
+      memory.emplace_back(::dup(rank.memory.fd()));
+      const auto writer = WriterLock::take(memory);
+      REQUIRE(writer);
+      rank.end_quarantine(world.now + std::chrono::hours(1));
+      CHECK(rank.quarantined_pages() == 3);
+    }
+    rank.end_quarantine(world.now + std::chrono::milliseconds(50));
+    CHECK(rank.quarantined_pages() == 0);
   }
   CHECK(world.balanced());
 }
