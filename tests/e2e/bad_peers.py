@@ -1,6 +1,7 @@
 """Everything that is no peer, against every listener of both daemons while rooms move between them. Each attempt is a
 table row: listener, attempt, what came back. Rooms must land with every byte right, both daemons must live, answer
 /healthz, and come back to the number of open files that they had before."""
+import os
 import random
 import re
 import selectors
@@ -15,6 +16,7 @@ from cluster import Cluster, get, need, wait_a_little
 # Longer than every deadline of the daemons for a first message (10 s), so that what is still open then is idle by right.
 OPEN_LIMIT = 15
 SCANS = 300
+CROWD = 130
 
 CLIENT_HELLO = bytes.fromhex(
     "16030100c8010000c40303" + "5a" * 32 + "20" + "a5" * 32 + "0006130113021303" + "0100" + "0075"
@@ -233,6 +235,48 @@ def scan(at):
     return f"{SCANS - refused} accepted, {refused} refused"
 
 
+class Crowd:
+    """Many connections to each listener that say nothing and stay."""
+
+    def __init__(self, places, count):
+        self.places, self.count, self.sockets = places, count, {at.name: [] for at in places}
+
+    def __enter__(self):
+        for at in self.places:
+            for _ in range(self.count):
+                unix = at.address.startswith("/")
+                one = socket.socket(socket.AF_UNIX if unix else socket.AF_INET)
+                one.settimeout(1)
+                host, _, port = at.address.rpartition(":")
+                try:
+                    one.connect(at.address if unix else (host, int(port)))
+                except OSError:  # a full backlog
+                    one.close()
+                    continue
+                self.sockets[at.name].append(one)
+        return self
+
+    def answers(self):
+        """Of each listener: how many were turned away by now, how many stand."""
+        for at in self.places:
+            turned = 0
+            for one in self.sockets[at.name]:
+                one.setblocking(False)
+                try:
+                    one.recv(1)
+                    turned += 1
+                except BlockingIOError:
+                    pass
+                except OSError:
+                    turned += 1
+            stand = len(self.sockets[at.name]) - turned
+            yield at.name, f"{self.count} that stay", f"{turned} turned away, {stand} stand, {self.count - stand - turned} not connected"
+
+    def __exit__(self, *_):
+        for one in [one for sockets in self.sockets.values() for one in sockets]:
+            one.close()
+
+
 class Traffic:
     """Rooms, one after the other, until told to stop."""
 
@@ -274,6 +318,10 @@ def bad_peers(*fabrics):
                 run_together(attempts)
                 rows += [(one.listener.name, one.name, one.answer()) for one in attempts]
                 rows += [(at.name, f"port scan, {SCANS} times", scan(at)) for at in listeners(cluster)]
+                with Crowd(listeners(cluster), CROWD) as crowd:
+                    begun = traffic.rooms
+                    wait_for(lambda: traffic.rooms > begun + 2 or traffic.problem, "rooms go on")
+                    rows += crowd.answers()
             need(traffic.problem is None, f"{traffic.problem}")
             for row in rows:
                 print("{:<22} {:<34} {}".format(*row))
@@ -292,8 +340,46 @@ def bad_peers(*fabrics):
     return run
 
 
-def await_files(daemon, wanted):
-    deadline = time.monotonic() + 30
-    while daemon.open_files() > wanted:
-        need(time.monotonic() < deadline, f"{daemon.name} has {daemon.open_files()} open files, {wanted} before")
+def no_more_files(build):
+    """Both daemons may have 40 open files, and a crowd takes them all: rooms between those that know each other go on, and
+    everything is as before when the crowd has left."""
+    limit = ["prlimit", "--nofile=40"]
+    with tempfile.TemporaryDirectory() as folder, Cluster(build, folder, ["shm", "tcp"],
+                                                          wrap={"prefill": limit, "decode": limit}) as cluster:
+        cluster.land(1000)
+        before = {role: daemon.open_files() for role, daemon in cluster.daemons.items()}
+        with Traffic(cluster) as traffic, Crowd(listeners(cluster), 60) as crowd:
+            wait_for(lambda: all(daemon.open_files() >= 39 for daemon in cluster.daemons.values()), "the daemons use every file")
+            begun, busy = traffic.rooms, {role: cpu_seconds(daemon.pid) for role, daemon in cluster.daemons.items()}
+            wait_for(lambda: traffic.rooms > begun + 5 or traffic.problem, "rooms go on")
+            for row in crowd.answers():
+                print("{:<22} {:<34} {}".format(*row))
+            used = {role: cpu_seconds(daemon.pid) - busy[role] for role, daemon in cluster.daemons.items()}
+        need(traffic.problem is None, f"{traffic.problem}")
+        for role, daemon in cluster.daemons.items():
+            daemon.check_alive()
+            await_files(daemon, before[role])
+            need(get(cluster.ready[role]["metrics"], "/healthz") is not None, "healthz")
+        cluster.daemons["prefill"].kill()
+        since = cluster.mark()
+        cluster.start_daemon("prefill")
+        cluster.await_attached("prefill", since)
+        cluster.land(1000)
+        print(f"{traffic.rooms} rooms landed meanwhile; open files before and after: {before}; CPU seconds {used}")
+
+
+def cpu_seconds(pid):
+    with open(f"/proc/{pid}/stat", encoding="ascii") as file:
+        fields = file.read().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def wait_for(fact, what, timeout=60):
+    deadline = time.monotonic() + timeout
+    while not fact():
+        need(time.monotonic() < deadline, f"not within {timeout} s: {what}")
         wait_a_little()
+
+
+def await_files(daemon, wanted):
+    wait_for(lambda: daemon.open_files() <= wanted, f"{daemon.name} has again the {wanted} open files that it had before")

@@ -25,7 +25,7 @@ class Chaos:
 
     def __init__(self, cluster, dice, proxies=()):
         self.cluster, self.dice, self.proxies = cluster, dice, proxies
-        self.ends, self.retries, self.verified = Counter(), 0, 0
+        self.ends, self.retries, self.verified = Counter(), Counter(), 0
         self.recovered = []  # seconds from the fault to the new room's landing
 
     def run_round(self, fault):
@@ -78,7 +78,7 @@ class Chaos:
             if all(event["event"] == "landed" for event in ends.values()):
                 return
             need(time.monotonic() < deadline, f"no new room lands: {ends}")
-            self.retries += 1
+            self.retries.update(f'{event["event"]}: {event.get("code")}' for event in ends.values() if event["event"] != "landed")
             wait_a_little(0.2)
 
     # Faults. Each returns the engines that it has replaced.
@@ -208,7 +208,7 @@ def print_report(test, done, total):
         print(f"  {name:<32} {count}")
     slowest = sorted(test.recovered)
     print(f"{total} rounds: daemons that died without being killed 0, pages out after a round 0, new rooms that did not land 0 "
-          f"(attempts repeated {test.retries}); ends of hit rooms {dict(test.ends)}; bytes compared {test.verified}, wrong 0; "
+          f"(attempts repeated after {dict(test.retries)}); ends of hit rooms {dict(test.ends)}; bytes compared {test.verified}, wrong 0; "
           f"fault to next landing p50 {slowest[len(slowest) // 2]:.1f} s, max {slowest[-1]:.1f} s")
 
 
@@ -235,4 +235,4 @@ def lost_pages(build):
             test.land_again(PAGES * PAGE_TOKENS)
             cluster.await_balance()
         print(f"{rounds} rounds: ends {dict(test.ends)}; 0 pages lost, a room of all {PAGES} pages landed after each "
-              f"(attempts repeated {test.retries})")
+              f"(attempts repeated after {dict(test.retries)})")

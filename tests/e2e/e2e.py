@@ -290,6 +290,7 @@ CASES = {
     "abort storm over ucx-tcp": abort_storm("ucx-tcp"),
     "bad peers, bytes over shm": bad_peers.bad_peers("shm", "tcp"),
     "bad peers, bytes over tcp": bad_peers.bad_peers("tcp", "shm"),
+    "no open files left": bad_peers.no_more_files,
     "chaos over tcp": chaos.chaos("tcp"),
     "chaos over shm": chaos.chaos("shm"),
     "chaos over ucx": chaos.chaos("ucx"),

@@ -42,10 +42,10 @@ std::uint64_t StormSide::token_bytes() const {
   return bytes;
 }
 
-const volatile std::byte& StormSide::first_byte(std::uint32_t buffer, std::uint32_t page) const {
+const volatile std::byte* StormSide::first_row(std::uint32_t buffer, std::uint32_t page) const {
   const BufferShape& shape = rank_.rows.buffers()[buffer];
   const std::uint64_t pitch = shape.pitch_of(rank_.rows.page_size());
-  return rank_.memory.buffer(buffer)[page * pitch * shape.row_bytes];
+  return &rank_.memory.buffer(buffer)[page * pitch * shape.row_bytes];
 }
 
 RoomRows StormSide::rows(Room room, std::span<const std::uint32_t> pages) const {

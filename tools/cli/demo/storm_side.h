@@ -41,8 +41,8 @@ class StormSide {
   }
   std::uint64_t token_bytes() const;
   std::uint32_t buffers() const { return static_cast<std::uint32_t>(rank_.rows.buffers().size()); }
-  /// The first byte of a page's rows.
-  const volatile std::byte& first_byte(std::uint32_t buffer, std::uint32_t page) const;
+  /// The first row of a page.
+  const volatile std::byte* first_row(std::uint32_t buffer, std::uint32_t page) const;
 
   void fill(Room room, std::span<const std::uint32_t> pages);
   void fill_guard();
