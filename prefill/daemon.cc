@@ -86,6 +86,7 @@ Result<void> Daemon::start() {
   engines.path = config_.engine_socket.path;
   engines.mode = config_.engine_socket.mode;
   engines.allowed_uids = config_.engine_socket.allowed_uids;
+  engines.allowed_gids = config_.engine_socket.allowed_gids;
   engines.engines_max = config_.limits.engines;
   engines_ = std::make_unique<EngineServer>(io_, std::move(engines), *this);
   KVF_TRY_VOID(engines_->start());

@@ -55,6 +55,7 @@ void read_engine_socket(FieldReader in, Role role, EngineSocketConfig& out) {
                     fmt::format("is '{}', must be an octal file mode such as \"0660\"", mode));
   }
   out.allowed_uids = in.numbers("allowed_uids", {}, kUidMax);
+  out.allowed_gids = in.numbers("allowed_gids", {}, kUidMax);
   in.finish();
 }
 
@@ -359,7 +360,8 @@ std::string print_daemon_config(Role role, const DaemonConfig& config) {
       {"engine_socket",
        {{"path", config.engine_socket.path},
         {"mode", fmt::format("{:04o}", config.engine_socket.mode)},
-        {"allowed_uids", config.engine_socket.allowed_uids}}},
+        {"allowed_uids", config.engine_socket.allowed_uids},
+        {"allowed_gids", config.engine_socket.allowed_gids}}},
       {"metrics", {{"listen", config.metrics_listen.to_string()}, {"token_file", config.metrics_token_file}}},
       {"auth", {{"key_file", config.auth.key_file}, {"window", format_duration(config.auth.window)}}},
       {"fabrics", config.fabrics},

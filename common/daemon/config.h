@@ -25,6 +25,7 @@ struct EngineSocketConfig {
   std::string path;
   std::uint32_t mode = 0660;
   std::vector<std::uint32_t> allowed_uids;  // empty: the daemon's own uid and root
+  std::vector<std::uint32_t> allowed_gids;
 };
 
 struct ShmConfig {

@@ -118,11 +118,14 @@ struct EngineServer::Impl final : EngineConnection::Owner, std::enable_shared_fr
     if (allowed.empty()) {
       allowed = {::geteuid(), 0};
     }
-    if (std::find(allowed.begin(), allowed.end(), peer.uid) == allowed.end()) {
+    const std::vector<std::uint32_t>& groups = options.allowed_gids;
+    if (std::find(allowed.begin(), allowed.end(), peer.uid) == allowed.end() &&
+        std::find(groups.begin(), groups.end(), peer.gid) == groups.end()) {
       return fail(Code::kUnauthorized,
-                  "uid {} (pid {}) may not attach, allowed are uids {}: add it to allowed_uids of the engine "
-                  "socket",
-                  peer.uid, peer.pid, fmt::join(allowed, ", "));
+                  "uid {} with gid {} (pid {}) may not attach, allowed are uids {} and gids {}: add it to "
+                  "allowed_uids or allowed_gids of the engine socket",
+                  peer.uid, peer.gid, peer.pid, fmt::join(allowed, ", "),
+                  groups.empty() ? "none" : fmt::format("{}", fmt::join(groups, ", ")));
     }
     if (connections.size() >= options.engines_max) {
       return fail(Code::kExhausted, "{} engines are connected, engines_max is {}: raise engines_max",

@@ -91,6 +91,7 @@ struct EngineServerOptions {
   std::string path;           // replaced if a stale socket is there; refused if somebody listens
   std::uint32_t mode = 0660;  // file mode of the socket
   std::vector<std::uint32_t> allowed_uids;  // empty: the daemon's own uid and root
+  std::vector<std::uint32_t> allowed_gids;  // beside them: whoever has one of these as its group
   std::uint32_t engines_max = 64;
   std::uint32_t frame_bytes_max = 16u << 20;
   std::uint32_t event_queue_max = 65536;  // an engine that does not read is cut off above this

@@ -138,7 +138,7 @@ Result<PeerCredentials> peer_credentials(int fd) {
   if (::getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &credentials, &size) != 0) {
     return fail(errno_error("read the credentials of an engine", errno));
   }
-  return PeerCredentials{credentials.pid, credentials.uid};
+  return PeerCredentials{credentials.pid, credentials.uid, credentials.gid};
 }
 
 Result<ReadOutcome> read_with_fds(int socket, std::span<std::byte> buffer, std::vector<UniqueFd>& fds,

@@ -41,6 +41,7 @@ class SocketFile {
 struct PeerCredentials {
   int pid = 0;
   std::uint32_t uid = 0;
+  std::uint32_t gid = 0;
 };
 Result<PeerCredentials> peer_credentials(int fd);
 

@@ -219,6 +219,8 @@ TEST_CASE("config rules: the engine socket has a path and an octal mode") {
           {R"({"engine_socket": {"allowed_uids": [4294967295]}})",
            "engine_socket.allowed_uids: is [4294967295], must be a list of whole numbers from 0 to "
            "4294967294"},
+          {R"({"engine_socket": {"allowed_gids": [-1]}})",
+           "engine_socket.allowed_gids: is [-1], must be a list of whole numbers from 0 to 4294967294"},
           {R"({"engine_socket": {"allowed_uids": ["root"]}})",
            "engine_socket.allowed_uids: is [\"root\"], must be a list of whole numbers from 0 to 4294967294"},
       });

@@ -25,7 +25,7 @@ json every_key(Role role) {
     "topology": {"tp": 8, "pp": 2, "cp": 3, "cp_split": "pages", "dp": 5, "dcp": 4,
                  "dcp_interleave": 16, "pp_layers": [30, 31]},
     "ranks": [7, 0, 239],
-    "engine_socket": {"path": "/tmp/engine.sock", "mode": "0600", "allowed_uids": [0, 1000, 4294967294]},
+    "engine_socket": {"path": "/tmp/engine.sock", "mode": "0600", "allowed_uids": [0, 1000, 4294967294], "allowed_gids": [7]},
     "metrics": {"listen": "[::1]:1234"},
     "auth": {"window": "31s"},
     "fabrics": ["ucx", "shm", "tcp"],

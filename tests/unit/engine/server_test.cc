@@ -127,6 +127,25 @@ TEST_CASE("a uid outside the list is refused by number and setting") {
   CHECK(handler.lines().empty());
 }
 
+TEST_CASE("a uid outside the list attaches with a group of the other list") {
+  const TempFolder folder;
+  EngineServerOptions options = options_in(folder);
+  options.allowed_uids = {::geteuid() + 1};
+  options.allowed_gids = {::getegid() + 1};
+  {
+    RecordingHandler handler;
+    RunningServer server(handler, options);
+    CHECK_THAT(attach_error(options.path, KVF_UNAUTHORIZED),
+               Catch::Contains(fmt::format("gids {}", ::getegid() + 1)));
+  }
+  options.allowed_gids.push_back(::getegid());
+  RecordingHandler handler;
+  RunningServer server(handler, options);
+  const SmallPool pool;
+  const Engine engine = attach(options.path, pool.pool);
+  CHECK(handler.lines().size() == 1);
+}
+
 TEST_CASE("one engine more than engines_max is refused, and admitted when another has left") {
   const TempFolder folder;
   EngineServerOptions options = options_in(folder);
