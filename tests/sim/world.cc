@@ -161,7 +161,10 @@ void World::next_uses() {
   }
   for (Room room = 1; room <= spec_.room_ids && uses_left_ > 0; ++room) {
     const auto at = uses_.find(room);
-    if ((at == uses_.end() || ended(*at->second)) && rng_.chance(1, 2)) {
+    // Its aux slot is the room's own, so a room that rests anywhere is not used again yet.
+    const bool rests = std::any_of(decode_engines_.begin(), decode_engines_.end(),
+                                   [room](const auto& item) { return item.second.limbo.contains(room); });
+    if (!rests && (at == uses_.end() || ended(*at->second)) && rng_.chance(1, 2)) {
       --uses_left_;
       start_use(room);
     }

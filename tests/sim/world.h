@@ -144,7 +144,7 @@ class World {
     std::map<Room, Held> held;
     Nanos drought_until = 0;
     Nanos last_event = 0;
-    std::uint32_t limbo = 0;  // uses whose pages wait for a dead daemon's writers
+    std::multiset<Room> limbo;  // rooms whose pages and aux slots wait for a dead daemon's writers
   };
 
   // world.cc: the run, and faults

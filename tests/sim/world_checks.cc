@@ -38,7 +38,7 @@ void World::check_pages() {
           held += pages.size();
         }
       }
-      if (engine.alive && engine.limbo == 0 && engine.free.size() + held != spec_.pages) {
+      if (engine.alive && engine.limbo.empty() && engine.free.size() + held != spec_.pages) {
         violation(fmt::format("{} rank {}: {} free and {} held pages, the pool has {}",
                               engine.prefill ? "prefill" : "decode", rank, engine.free.size(), held,
                               spec_.pages));
@@ -112,7 +112,7 @@ std::string World::unfinished() const {
       if (time_.now() < engine.drought_until) {
         return fmt::format("rank {}: its pool is exhausted", rank);
       }
-      if (!engine.alive || engine.id == 0 || !engine.held.empty() || engine.limbo != 0) {
+      if (!engine.alive || engine.id == 0 || !engine.held.empty() || !engine.limbo.empty()) {
         return fmt::format("{} engine of rank {}: alive {}, attached {}, {} rooms",
                            engine.prefill ? "prefill" : "decode", rank, engine.alive, engine.id != 0,
                            engine.held.size());

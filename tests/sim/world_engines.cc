@@ -14,7 +14,7 @@ constexpr int kTries = 6;
 void World::new_engine(Engine& engine) {
   engine.alive = true;
   engine.id = 0;
-  engine.limbo = 0;
+  engine.limbo.clear();
   engine.pool = new_pool(spec_.model, engine.prefill ? spec_.prefill : spec_.decode, engine.rank,
                          spec_.page_size, spec_.pages);
   engine.free.clear();
@@ -109,7 +109,7 @@ void World::lost_daemon(Engine& engine) {
     engine.held.erase(room);
     (engine.prefill ? held.use->prefill : held.use->decode)[engine.rank] = Fate::kFailed;
     ++outcome_.failed;
-    ++engine.limbo;
+    engine.limbo.insert(room);
     release_when_quiet(engine, std::move(held));
   }
   time_.after(kMilli + random_delay(kMilli), [this, &engine, life = engine.life] {
@@ -125,7 +125,7 @@ void World::release_when_quiet(Engine& engine, Held held) {
     return item.decode == daemon && item.wire->receiver_is_dead() && item.wire->writing();
   });
   if (!writers) {
-    --engine.limbo;
+    engine.limbo.erase(engine.limbo.find(held.use->room));
     give_back(engine, std::move(held));
     return;
   }
