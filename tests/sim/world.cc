@@ -39,6 +39,8 @@ Spec random_spec(std::uint64_t seed) {
   spec.prefill_daemons = spec.prefill.rank_count() > 1 ? rng.between32(1, 2) : 1;
   spec.decode_daemons = spec.decode.rank_count() > 1 ? rng.between32(1, 2) : 1;
   spec.jobs_per_peer_max = rng.chance(1, 2) ? 2 : 16;
+  spec.hurry = rng.chance(1, 3);
+  spec.uses = spec.hurry ? 80 : spec.uses;
   spec.verify = rng.chance(1, 2) ? kVerifyFull : rng.chance(1, 2) ? 3 : kVerifyOff;
   return spec;
 }
@@ -145,7 +147,7 @@ void World::start_use(Room room) {
   }
   uses_[room] = use;
   trace_.add(1, room, use->tokens, use->prefix);
-  const Nanos spread = rng_.chance(1, 2) ? kMilli : 20 * kMilli;
+  const Nanos spread = spec_.hurry ? 20 * kMicro : rng_.chance(1, 2) ? kMilli : 20 * kMilli;
   for (auto& [rank, engine] : decode_engines_) {
     time_.after(random_delay(spread), [this, &at = engine, use] { expect(at, use, 0); });
   }
@@ -169,7 +171,7 @@ void World::next_uses() {
       start_use(room);
     }
   }
-  time_.after(random_delay(20 * kMilli), [this] { next_uses(); });
+  time_.after(random_delay(spec_.hurry ? 200 * kMicro : 20 * kMilli), [this] { next_uses(); });
 }
 
 void World::inject(const Fault& fault) {

@@ -40,6 +40,7 @@ struct Spec {
   std::uint32_t decode_daemons = 1;
   Reach reach = Reach::kPlaced;
   std::uint32_t uses = 24;
+  bool hurry = false;          // a room is used again in the moment it has ended
   std::uint32_t room_ids = 5;  // few, so that every room is used again and again
   std::uint32_t jobs_per_peer_max = 8;
   VerifyRate verify = kVerifyOff;
