@@ -142,7 +142,8 @@ void World::start_use(Room room) {
     const Use& last = *before->second;
     const bool landed = all(last.prefill, Fate::kLanded) && all(last.decode, Fate::kLanded);
     use->haunted = any(last.prefill, Fate::kSkipped) || any(last.decode, Fate::kSkipped) ||
-                   last.granted.size() < last.decode.size() || (last.haunted && !landed);
+                   last.granted.size() < last.decode.size() ||
+                   ((last.haunted || (last.tokens == last.prefix && !last.aux)) && !landed);
     use->touched = use->haunted;
   }
   uses_[room] = use;
