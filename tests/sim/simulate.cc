@@ -105,9 +105,9 @@ bool read(int argc, char** argv, Options& options) {
     }
     const char* value = argv[++i];
     if (name == "--seconds") {
-      options.seconds = std::atof(value);
+      options.seconds = std::strtod(value, nullptr);
     } else if (name == "--minutes") {
-      options.seconds = std::atof(value) * 60;
+      options.seconds = std::strtod(value, nullptr) * 60;
     } else if (name == "--first") {
       options.first = std::strtoull(value, nullptr, 0);
     } else if (name == "--seed") {

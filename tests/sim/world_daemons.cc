@@ -262,9 +262,9 @@ void World::tell(bool prefill_side, EngineId id, EngineEvent event) {
       continue;
     }
     engine.last_event = std::max(engine.last_event, time_.now() + random_delay(50 * kMicro));
-    time_.at(engine.last_event, [this, &engine, life = engine.life, id, event = std::move(event)] {
-      if (engine.life == life && engine.id == id) {
-        deliver(engine, event);
+    time_.at(engine.last_event, [this, &to = engine, life = engine.life, id, event = std::move(event)] {
+      if (to.life == life && to.id == id) {
+        deliver(to, event);
       }
     });
     return;
