@@ -117,21 +117,27 @@ std::uint64_t checksum(const std::vector<Plan>& plans) {
   return sum;
 }
 
-/// Runs plan_numpy.py with the interpreter KVF_PYTHON (default python3); an empty object when that prints
-/// none.
-nlohmann::json run_numpy(const std::string& script) {
-  const char* python = std::getenv("KVF_PYTHON");
-  const std::string command = std::string(python != nullptr ? python : "python3") + " '" + script + "'";
-  std::string output;
-  if (FILE* pipe = ::popen(command.c_str(), "r")) {
-    char part[256];
-    while (std::fgets(part, sizeof part, pipe) != nullptr) {
-      output += part;
+/// Runs plan_numpy.py with the first interpreter that has NumPy: KVF_PYTHON, python3, or the system's (which
+/// has the Debian package); an empty object when none has.
+nlohmann::json run_numpy() {
+  const char* chosen = std::getenv("KVF_PYTHON");
+  for (const std::string& python :
+       {std::string(chosen != nullptr ? chosen : "python3"), std::string("/usr/bin/python3")}) {
+    const std::string command = python + " '" KVF_BENCH_DIR "/plan_numpy.py'";
+    std::string output;
+    if (FILE* pipe = ::popen(command.c_str(), "r")) {
+      char part[256];
+      while (std::fgets(part, sizeof part, pipe) != nullptr) {
+        output += part;
+      }
+      ::pclose(pipe);
     }
-    ::pclose(pipe);
+    nlohmann::json parsed = nlohmann::json::parse(output, nullptr, false);
+    if (parsed.is_object()) {
+      return parsed;
+    }
   }
-  nlohmann::json parsed = nlohmann::json::parse(output, nullptr, false);
-  return parsed.is_object() ? parsed : nlohmann::json::object();
+  return nlohmann::json::object();
 }
 
 /// Runs that continue the one before at the destination need no write of their own.
@@ -201,8 +207,12 @@ int run(bool numpy) {
   bool right = memory.run_bytes == shallow.run_bytes;
   out["million"] = million(right);
   if (numpy) {
-    const std::string here = __FILE__;
-    const nlohmann::json other = run_numpy(here.substr(0, here.rfind('/') + 1) + "plan_numpy.py");
+    const nlohmann::json other = run_numpy();
+    if (other.empty()) {
+      std::fprintf(stderr,
+                   "plan_bench: no Python with NumPy; install python3-numpy or name one with KVF_PYTHON\n");
+      return 1;
+    }
     right = right && other.value("checksum", std::uint64_t{0}) == sum;
     out["numpy"] = other;
     out["ratio"] = other.value("seconds", 0.0) / seconds;
