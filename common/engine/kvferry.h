@@ -113,7 +113,8 @@ typedef struct kvf_hybrid {
 /* Prefill: tokens [first_token, first_token + token_count) of the room lie in `pages`. first_token is a
  * multiple of the virtual page; chunks of a room follow each other without gaps, the first starts at 0 or at
  * the decode prefix that KVF_EVENT_GRANTED reported. Only the last chunk may end inside a page. The last
- * chunk may be empty. */
+ * chunk may be empty. Where decode has several pipeline stages, each of them takes the aux row from a prefill
+ * stage that it meets: then the engines of every prefill stage name an aux_slot. */
 typedef struct kvf_chunk {
   uint32_t struct_size;
   uint64_t room; /* 1 .. 2^63-1 */
