@@ -2,6 +2,8 @@
 
 #include <nlohmann/json.hpp>
 
+#include "common/base/hex.h"
+
 namespace kvferry {
 namespace {
 
@@ -18,7 +20,7 @@ bool is_hex(const json& value) {
 
 std::string mask(const SharedKey& key, std::string_view kind, std::string_view nonce,
                  const std::string& token) {
-  const std::string stream = hex_of(key.mac("fabric token", {kind, nonce}));
+  const std::string stream = to_hex(key.mac("fabric token", {kind, nonce}));
   const auto digit = [](char c) { return c <= '9' ? c - '0' : c - 'a' + 10; };
   std::string out;
   for (std::size_t i = 0; i < token.size(); ++i) {
@@ -34,7 +36,7 @@ std::string seal_offer(const SharedKey& key, std::string_view kind, const std::s
   if (!document.is_object() || !document.contains(kToken) || !is_hex(document[kToken])) {
     return offer;
   }
-  const std::string nonce = random_nonce();
+  const std::string nonce = random_hex();
   document[kToken] = mask(key, kind, nonce, document[kToken].get<std::string>());
   document[kSealed] = nonce;
   return document.dump();

@@ -11,7 +11,6 @@
 #include <cstring>
 
 #include "common/base/check.h"
-#include "common/base/random.h"
 #include "common/base/unique_fd.h"
 
 namespace kvferry {
@@ -90,21 +89,6 @@ std::shared_ptr<const SharedKey> SharedKey::derive(std::string_view purpose,
 
 bool same_mac(std::string_view a, std::string_view b) {
   return a.size() == b.size() && CRYPTO_memcmp(a.data(), b.data(), a.size()) == 0;
-}
-
-std::string hex_of(std::span<const std::byte> bytes) {
-  constexpr std::string_view kDigits = "0123456789abcdef";
-  std::string out;
-  out.reserve(bytes.size() * 2);
-  for (const std::byte byte : bytes) {
-    out.push_back(kDigits[std::to_integer<unsigned>(byte) >> 4]);
-    out.push_back(kDigits[std::to_integer<unsigned>(byte) & 15]);
-  }
-  return out;
-}
-
-std::string random_nonce() {
-  return fmt::format("{:016x}{:016x}", random_u64(), random_u64());
 }
 
 }  // namespace kvferry

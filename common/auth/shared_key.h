@@ -43,12 +43,4 @@ class SharedKey {
 /// Takes the same time wherever they differ.
 bool same_mac(std::string_view a, std::string_view b);
 
-std::string hex_of(std::span<const std::byte> bytes);
-/// The MAC's bytes as text of 64 hexadecimal digits.
-inline std::string hex_of(const Mac& mac) {
-  return hex_of(std::span<const std::byte>(mac));
-}
-/// 16 random bytes as hexadecimal digits, for a nonce.
-std::string random_nonce();
-
 }  // namespace kvferry

@@ -2,6 +2,8 @@
 
 #include <charconv>
 
+#include "common/base/hex.h"
+
 namespace kvferry {
 namespace {
 
@@ -12,7 +14,7 @@ constexpr std::string_view kFix = "set auth.key_file to the same key on both sid
 
 std::string code_of(const SharedKey& key, std::string_view method, std::string_view target,
                     std::string_view body, std::string_view time, std::string_view nonce) {
-  return hex_of(key.mac("request", {method, target, time, nonce, body}));
+  return to_hex(key.mac("request", {method, target, time, nonce, body}));
 }
 
 struct Parts {
@@ -50,7 +52,7 @@ UnixMillis unix_now() {
 SignedRequest sign_request(const SharedKey& key, std::string_view method, std::string_view target,
                            std::string_view body, UnixMillis now) {
   SignedRequest out;
-  out.nonce = random_nonce();
+  out.nonce = random_hex();
   const std::string time = std::to_string(now);
   out.header = {std::string(kAuthHeader), fmt::format("{} {} {} {}", kVersion, time, out.nonce,
                                                       code_of(key, method, target, body, time, out.nonce))};
@@ -58,7 +60,7 @@ SignedRequest sign_request(const SharedKey& key, std::string_view method, std::s
 }
 
 std::string sign_reply(const SharedKey& key, std::string_view nonce, int status, std::string_view body) {
-  return hex_of(key.mac("reply", {nonce, std::to_string(status), body}));
+  return to_hex(key.mac("reply", {nonce, std::to_string(status), body}));
 }
 
 Result<void> check_reply(const SharedKey& key, std::string_view nonce, int status, std::string_view body,

@@ -28,6 +28,7 @@ inline constexpr std::chrono::nanoseconds kDrain = std::chrono::milliseconds(100
 inline constexpr std::chrono::nanoseconds kSilence = std::chrono::milliseconds(100);
 inline constexpr Nanos kHeartbeat = 20 * kMilli;
 inline constexpr Nanos kRetry = 10 * kMilli;
+inline constexpr decode::ServiceId kService = 1;  // there is one
 
 struct Spec {
   std::uint64_t seed = 1;
@@ -186,6 +187,7 @@ class World {
   void perform(DecodeDaemon& daemon, decode::Actions& actions);
   void on_fabric(PrefillDaemon& daemon, const FabricEvent& event);
   void on_fabric(DecodeDaemon& daemon, const FabricEvent& event);
+  static std::shared_ptr<Session> session_of(const Daemon& daemon, PeerId peer);  // null: lost
   void queue_event(Daemon& daemon, FabricEvent&& event);
   void tell(bool prefill_side, EngineId id, EngineEvent event);
 

@@ -4,7 +4,6 @@
 namespace kvferry::sim {
 
 namespace {
-constexpr decode::ServiceId kService = 1;
 constexpr Nanos kHandOver = 5 * kMicro;  // from a fabric's thread to the daemon's
 }  // namespace
 
@@ -161,14 +160,15 @@ void World::on_fabric(DecodeDaemon& daemon, const FabricEvent& event) {
   perform(daemon, actions);
 }
 
+std::shared_ptr<World::Session> World::session_of(const Daemon& daemon, PeerId peer) {
+  const auto at = daemon.sessions.find(peer);
+  return at == daemon.sessions.end() ? nullptr : at->second;
+}
+
 void World::perform(PrefillDaemon& daemon, prefill::Actions& actions) {
-  const auto session = [&daemon](PeerId peer) {
-    const auto at = daemon.sessions.find(peer);
-    return at == daemon.sessions.end() ? nullptr : at->second;
-  };
   for (prefill::Action& action : actions) {
     if (auto* post = std::get_if<prefill::PostChunk>(&action)) {
-      if (const auto to = session(post->peer)) {
+      if (const auto to = session_of(daemon, post->peer)) {
         to->wire->post(std::move(post->job));
       }
     } else if (const auto* digest = std::get_if<prefill::DigestChunk>(&action)) {
@@ -181,15 +181,15 @@ void World::perform(PrefillDaemon& daemon, prefill::Actions& actions) {
         }
       });
     } else if (const auto* cancel = std::get_if<prefill::CancelTransfer>(&action)) {
-      if (const auto to = session(cancel->peer)) {
+      if (const auto to = session_of(daemon, cancel->peer)) {
         to->wire->cancel(cancel->key);
       }
     } else if (const auto* fence = std::get_if<prefill::FencePeer>(&action)) {
-      if (const auto to = session(fence->peer)) {
+      if (const auto to = session_of(daemon, fence->peer)) {
         lose(to, true, fence->reason);
       }
     } else if (const auto* message = std::get_if<prefill::SendMessage>(&action)) {
-      if (const auto to = session(message->peer)) {
+      if (const auto to = session_of(daemon, message->peer)) {
         say(to, true, message->message);
       }
     } else if (const auto* event = std::get_if<prefill::TellEngine>(&action)) {
@@ -199,10 +199,6 @@ void World::perform(PrefillDaemon& daemon, prefill::Actions& actions) {
 }
 
 void World::perform(DecodeDaemon& daemon, decode::Actions& actions) {
-  const auto session = [&daemon](PeerId peer) {
-    const auto at = daemon.sessions.find(peer);
-    return at == daemon.sessions.end() ? nullptr : at->second;
-  };
   for (decode::Action& action : actions) {
     if (auto* open = std::get_if<decode::OpenGrant>(&action)) {
       const Grant& grant = open->grant;
@@ -217,7 +213,7 @@ void World::perform(DecodeDaemon& daemon, decode::Actions& actions) {
         peers.insert(peer);
       }
       for (const PeerId peer : peers) {
-        if (const auto from = session(peer)) {
+        if (const auto from = session_of(daemon, peer)) {
           from->wire->open(grant);
         }
       }
@@ -231,18 +227,18 @@ void World::perform(DecodeDaemon& daemon, decode::Actions& actions) {
       });
     } else if (const auto* close = std::get_if<decode::CloseGrant>(&action)) {
       for (const PeerId peer : close->peers) {
-        if (const auto from = session(peer)) {
+        if (const auto from = session_of(daemon, peer)) {
           from->wire->close(close->key);
         } else {
           queue_event(daemon, fabric_event::GrantClosed{close->key});
         }
       }
     } else if (const auto* fence = std::get_if<decode::FencePeer>(&action)) {
-      if (const auto from = session(fence->peer)) {
+      if (const auto from = session_of(daemon, fence->peer)) {
         lose(from, false, fence->reason);
       }
     } else if (const auto* message = std::get_if<decode::SendMessage>(&action)) {
-      if (const auto to = session(message->peer)) {
+      if (const auto to = session_of(daemon, message->peer)) {
         say(to, false, message->message);
       }
     } else if (const auto* event = std::get_if<decode::TellEngine>(&action)) {

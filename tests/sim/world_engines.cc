@@ -7,7 +7,6 @@
 namespace kvferry::sim {
 
 namespace {
-constexpr decode::ServiceId kService = 1;
 constexpr int kTries = 6;
 }  // namespace
 

@@ -5,7 +5,6 @@
 namespace kvferry::sim {
 
 namespace {
-constexpr decode::ServiceId kService = 1;
 constexpr Nanos kTrip = 50 * kMicro;
 }  // namespace
 

@@ -6,8 +6,6 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 
-#include "common/base/random.h"
-
 namespace kvferry::shm {
 namespace {
 
@@ -320,10 +318,6 @@ Result<Offer> parse_offer(std::string_view text) {
   KVF_TRY(offer.token, token_in(json));
   KVF_TRY(offer.epoch, epoch_in(json));
   return offer;
-}
-
-std::string random_token() {
-  return fmt::format("{:016x}{:016x}", random_u64(), random_u64());
 }
 
 }  // namespace kvferry::shm

@@ -83,7 +83,4 @@ struct Offer {
 std::string to_text(const Offer& offer);
 Result<Offer> parse_offer(std::string_view text);
 
-/// 128 random bits as 32 hex digits.
-std::string random_token();
-
 }  // namespace kvferry::shm

@@ -9,6 +9,7 @@
 
 #include "common/base/boot_id.h"
 #include "common/base/check.h"
+#include "common/base/hex.h"
 #include "common/base/random.h"
 #include "transport/shm/listen_socket.h"
 
@@ -57,7 +58,7 @@ Result<void> ShmReceiveFabric::Core::start() {
 }
 
 Result<FabricOffer> ShmReceiveFabric::Core::offer(PeerId peer) {
-  shm::Offer offer{host_id_, options_.path, shm::random_token(), options_.epoch};
+  shm::Offer offer{host_id_, options_.path, random_hex(), options_.epoch};
   // The mailbox is emptied between reading a frame and acting on it, so the token is known when it is shown.
   mailbox_.post(Admit{peer, offer.token});
   return FabricOffer{FabricKind::kShm, shm::to_text(offer)};

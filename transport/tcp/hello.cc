@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "common/base/hex.h"
 #include "common/base/random.h"
 
 namespace kvferry {
@@ -98,11 +99,7 @@ bool tokens_equal(const TcpToken& a, const TcpToken& b) {
 }
 
 FabricOffer to_fabric_offer(const TcpOffer& offer) {
-  std::string hex;
-  for (const std::byte byte : offer.token) {
-    hex += fmt::format("{:02x}", static_cast<int>(byte));
-  }
-  const nlohmann::json json = {{"host", offer.host}, {"port", offer.port}, {"token", hex}};
+  const nlohmann::json json = {{"host", offer.host}, {"port", offer.port}, {"token", to_hex(offer.token)}};
   return FabricOffer{FabricKind::kTcp, json.dump()};
 }
 

@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
+#include "common/base/hex.h"
 #include "common/base/random.h"
 
 namespace kvferry::ucx {
@@ -16,17 +17,6 @@ constexpr int kOfferVersion = 1;
 constexpr std::size_t kAddressMax = 64u << 10;
 constexpr std::size_t kKeyMax = 4096;
 constexpr std::size_t kBuffersMax = 65536;
-
-std::string to_hex(std::span<const std::byte> bytes) {
-  constexpr char kDigits[] = "0123456789abcdef";
-  std::string out;
-  out.reserve(bytes.size() * 2);
-  for (const std::byte b : bytes) {
-    out += kDigits[std::to_integer<unsigned>(b) >> 4];
-    out += kDigits[std::to_integer<unsigned>(b) & 15];
-  }
-  return out;
-}
 
 int hex_digit(char c) {
   if (c >= '0' && c <= '9') {

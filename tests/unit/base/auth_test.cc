@@ -5,6 +5,7 @@
 
 #include "common/auth/sealed_token.h"
 #include "common/auth/signed_request.h"
+#include "common/base/hex.h"
 #include "common/control/link.h"
 
 using namespace kvferry;
@@ -35,7 +36,7 @@ std::string refusal(RequestGuard& guard, const SignedRequest& made, std::string_
 TEST_CASE("auth: HMAC-SHA256 over lengths and parts, as RFC 4231 and the wire form have it") {
   // Computed with another implementation: hmac(key = 32 x 'k', le64(len) || part for "request", "GET", "/").
   const auto key = key_of('k');
-  CHECK(hex_of(key->mac("request", {"GET", "/"})) ==
+  CHECK(to_hex(key->mac("request", {"GET", "/"})) ==
         "83b223c15ced6f347f637051dd7ead2925d0e391c522e62660305c9e708cac91");
   CHECK(key->mac("a", {"bc"}) != key->mac("ab", {"c"}));
   CHECK(key->mac("a", {"b", "c"}) != key->mac("a", {"bc"}));

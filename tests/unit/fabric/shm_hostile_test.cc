@@ -7,6 +7,7 @@
 #include <catch2/catch.hpp>
 
 #include "common/base/boot_id.h"
+#include "common/base/hex.h"
 #include "tests/support/rng.h"
 #include "tests/unit/fabric/shm_support.h"
 #include "transport/shm/channel.h"
@@ -163,7 +164,7 @@ struct FakeReceiver {
   FakeReceiver() : listener(*shm::ListenSocket::open(folder.socket(), 0600)) {}
   FabricOffer offer() const {
     return FabricOffer{FabricKind::kShm,
-                       shm::to_text(shm::Offer{boot_id(), folder.socket(), shm::random_token(), 5})};
+                       shm::to_text(shm::Offer{boot_id(), folder.socket(), random_hex(), 5})};
   }
   /// After connect(): takes the connection, which exists by the time connect() has returned in the fabric.
   shm::Channel accept() const {
@@ -327,7 +328,7 @@ TEST_CASE("shm: messages survive their text form, and damaged texts are errors, 
       BufferPlace{BufferShape{3, BufferKind::kKey, 1152, 1ull << 40, 64, 66}, 2, 1ull << 50});
   layout.aux.push_back(AuxField{kAuxRoomField, 8, 16, 1, 4096});
   const std::vector<std::string> texts = {
-      shm::to_text(shm::Hello{shm::random_token()}),
+      shm::to_text(shm::Hello{random_hex()}),
       shm::to_text(shm::Notice{TransferKey{GrantKey{kRoomMax, ~0ull, 5}, 6}, 7, ~0ull, 9}),
       shm::to_text(shm::Welcome{~0ull, 3}),
       shm::to_text(shm::PoolAdded{9, 3, layout}),
