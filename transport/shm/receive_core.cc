@@ -251,6 +251,9 @@ bool ShmReceiveFabric::Core::on_frame(SessionId id, const std::string& text) {
 }
 
 bool ShmReceiveFabric::Core::on_hello(SessionId id, Session& session, const shm::Hello& hello) {
+  if (const auto known = tokens_.find(hello.token); known != tokens_.end()) {
+    settle(known->second);  // may take mail, and so withdraw the token
+  }
   const auto token = tokens_.find(hello.token);
   if (session.state != State::kHello || token == tokens_.end()) {
     refuse(id,
@@ -273,6 +276,16 @@ bool ShmReceiveFabric::Core::on_hello(SessionId id, Session& session, const shm:
     push_pool(id, session, listed);
   }
   return session.state == State::kUp;
+}
+
+// A peer that connects anew has closed its old socket before, but epoll may report the new one first, and
+// accept_all() may take a connection that came after epoll did. What is left in a closed socket is bounded.
+void ShmReceiveFabric::Core::settle(PeerId peer) {
+  for (auto found = peers_.find(peer);
+       found != peers_.end() && sessions_.at(found->second).channel.peer_is_gone();
+       found = peers_.find(peer)) {
+    on_session_event(found->second, EPOLLIN);
+  }
 }
 
 void ShmReceiveFabric::Core::on_notice(Session& session, const shm::Notice& notice) {

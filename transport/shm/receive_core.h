@@ -87,6 +87,7 @@ class ShmReceiveFabric::Core {
   // False: the session is gone or closing.
   bool on_frame(SessionId id, const std::string& text);
   bool on_hello(SessionId id, Session& session, const shm::Hello& hello);
+  void settle(PeerId peer);
   void on_notice(Session& session, const shm::Notice& notice);
   void push(SessionId id, Session& session, std::string text, std::shared_ptr<const Pool> pool = nullptr);
   void push_pool(SessionId id, Session& session, const ListedPool& listed);

@@ -5,6 +5,8 @@
 #include <sys/socket.h>
 
 #include <catch2/catch.hpp>
+#include <future>
+#include <optional>
 
 #include "common/base/boot_id.h"
 #include "common/base/hex.h"
@@ -36,6 +38,14 @@ struct FakeSender {
     KVF_CHECK(channel.send(text).has_value() && channel.flush().has_value() && !channel.wants_write());
   }
   void hello() { say(shm::to_text(shm::Hello{offer.token})); }
+  /// The first frame that comes, before the other end closes.
+  std::string hears() {
+    std::vector<std::string> frames;
+    while (frames.empty() && channel.receive(frames).value_or(false)) {
+      std::this_thread::yield();
+    }
+    return frames.empty() ? "" : frames.front();
+  }
   shm::Offer offer;
   shm::Channel channel;
 };
@@ -98,6 +108,41 @@ TEST_CASE("shm: a notice is never judged before the grant that was opened before
   }));
   CHECK(ends.receive_log.count<Landed>() == kNotices);
   CHECK(ends.receive_log.count<Rejected>() == 0);
+}
+
+TEST_CASE(
+    "shm: a peer that closed its socket before its new hello is let in, in whatever order both are seen") {
+  ShmEnds ends;
+  ends.receive->add_pool(plain_pool(0, 4, std::byte{0}));
+  open_grant(ends, 1);
+  std::promise<void> blocked;
+  std::promise<void> go_on;
+  std::future<void> released = go_on.get_future();
+  ends.on_receive = [&](const FabricEvent& event) {
+    if (std::holds_alternative<fabric_event::GrantClosed>(event)) {
+      blocked.set_value();
+      released.wait();
+    }
+  };
+  std::optional<FakeSender> first(std::in_place, ends);
+  first->hello();
+  REQUIRE_THAT(first->hears(), Contains("welcome"));
+  ends.receive->close(GrantKey{98, 1, 0});
+  blocked.get_future().wait();
+  // While the receiver's thread stands still its listener becomes ready first, then the old socket, with more
+  // notices than one read takes.
+  FakeSender second(ends);
+  for (int i = 0; i < 200; ++i) {
+    first->say(shm::to_text(shm::Notice{transfer_key(1), 1, 100, 3}));
+  }
+  first.reset();
+  second.hello();
+  go_on.set_value();
+  CHECK_THAT(second.hears(), Contains("welcome"));
+  REQUIRE(ends.receive_log.wait_for<PeerDown>());
+  CHECK(ends.receive_log.all<PeerDown>()[0].error.code == Code::kPeerLost);
+  CHECK(ends.receive_log.count<Landed>() == 1);
+  CHECK(ends.receive_log.count<Rejected>() == 199);
 }
 
 TEST_CASE("shm: a grant that does not fit its pool is reported") {
