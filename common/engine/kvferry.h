@@ -183,7 +183,9 @@ KVF_API int kvf_event_fd(const kvf_engine* engine) KVF_NOEXCEPT;
 /* 1 when no other process can write the memory of this pool descriptor on its own any more, 0 while one can,
  * -code when that cannot be told. For a decode engine whose daemon died (KVF_UNAVAILABLE from any call):
  * every room of it has failed, and its pages may be used again from 50 ms after that on, as soon as this says
- * 1 for each descriptor of the pool. Over shm a prefill daemon may be in the middle of a copy until then. */
+ * 1 for each descriptor of the pool. Over shm a prefill daemon may be in the middle of a copy until then. Ask
+ * before you attach again: the next attachment gives the pool to writers anew, and this cannot tell them from
+ * the old ones. */
 KVF_API int kvf_writers_gone(int fd) KVF_NOEXCEPT;
 /* Aborts what is alive and frees the engine. The daemon keeps the pool mapped until everything is drained. */
 KVF_API void kvf_detach(kvf_engine* engine) KVF_NOEXCEPT;

@@ -68,6 +68,10 @@ Result<bool> Rank::attach(Instant now) {
   if (engine_ != nullptr || now < next_attempt_) {
     return false;
   }
+  if (!resting_.empty()) {
+    next_attempt_ = now + kBackOffMin;
+    return false;
+  }
   kvf_pool pool{};
   pool.struct_size = sizeof(pool);
   pool.tp_rank = coord_.tp;

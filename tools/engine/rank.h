@@ -45,7 +45,9 @@ class Rank {
   Rank& operator=(Rank&&) = delete;
 
   /// Attaches when `now` has reached next_attempt(). True: attached just now. An error is a refusal that
-  /// repeating cannot cure; a daemon that is not there yet is no error, only a later next_attempt().
+  /// repeating cannot cure; a daemon that is not there yet is no error, only a later next_attempt(). Nor are
+  /// pages that still rest: the next daemon would give the pool to writers anew, and nobody could tell the
+  /// old ones from them.
   Result<bool> attach(Instant now);
   /// Forgets the connection (it is gone already) and tries again soon.
   void lost(Instant now);

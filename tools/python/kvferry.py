@@ -233,7 +233,8 @@ def make_pool(size: int, name: str = "kvferry-pool") -> int:
 
 def writers_gone(fd: int) -> bool:
     """Whether no other process can write this pool descriptor's memory any more. For a decode engine whose daemon
-    died: its pages may be used again from 50 ms after that on, once this is true for each descriptor."""
+    died: its pages may be used again from 50 ms after that on, once this is true for each descriptor.
+    Ask before attaching again: the next attachment gives the pool to writers anew."""
     answer = _load().kvf_writers_gone(fd)
     if answer < 0:
         raise KvferryError(Code(-answer), "the writers of the pool cannot be asked for")

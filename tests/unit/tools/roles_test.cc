@@ -324,9 +324,13 @@ TEST_CASE(
       REQUIRE(writer);
       rank.end_quarantine(world.now + std::chrono::hours(1));
       CHECK(rank.quarantined_pages() == 3);
+      // The next daemon would give the pool to writers anew, and the pages would rest for ever.
+      CHECK_FALSE(rank.attach(rank.next_attempt()).value());
+      CHECK(rank.next_attempt() > world.now);
     }
     rank.end_quarantine(world.now + std::chrono::milliseconds(50));
     CHECK(rank.quarantined_pages() == 0);
+    CHECK(rank.attach(rank.next_attempt()).value());
   }
   CHECK(world.balanced());
 }
