@@ -35,8 +35,7 @@ std::uint64_t token_key(std::uint64_t lane, std::uint64_t token) {
 class BufferReader {
  public:
   BufferReader(const DigestTask& task, std::uint32_t buffer)
-      : task_(task),
-        place_(task.pool->layout().buffers[buffer]),
+      : place_(task.pool->layout().buffers[buffer]),
         bytes_(task.pool->buffer(buffer)),
         page_rows_(place_.shape.rows_of_page(task.pool->page_size())),
         pitch_(place_.shape.pitch_of(task.pool->page_size())) {}
@@ -49,7 +48,6 @@ class BufferReader {
   }
 
  private:
-  const DigestTask& task_;
   const BufferPlace& place_;
   std::span<const std::byte> bytes_;
   std::uint64_t page_rows_;
