@@ -27,6 +27,7 @@ Result<std::unique_ptr<ReceiveFabric>> open_tcp(const DaemonConfig& config, Fabr
   options.advertise = config.tcp.advertise;
   options.socket.buffer_bytes = static_cast<int>(config.tcp.socket_buffer_bytes);
   options.peers_max = config.limits.peers;
+  options.spin_max = config.threads.spin().count();
   KVF_TRY(std::unique_ptr<ReceiveFabric> fabric,
           TcpReceiveFabric::create(std::move(options), std::move(sink)));
   return fabric;
@@ -38,6 +39,7 @@ Result<std::unique_ptr<ReceiveFabric>> open_ucx([[maybe_unused]] const DaemonCon
   UcxOptions options;
   KVF_TRY(options.transports, parse_ucx_transports(config.ucx.transports));
   options.device = config.ucx.device;
+  options.spin_us = config.threads.spin_us;
   KVF_TRY(std::unique_ptr<ReceiveFabric> fabric, UcxReceiveFabric::create(options, std::move(sink)));
   return fabric;
 #else
@@ -50,6 +52,7 @@ Result<std::unique_ptr<ReceiveFabric>> open_ucx([[maybe_unused]] const DaemonCon
 
 Result<std::vector<std::unique_ptr<ReceiveFabric>>> open_fabrics(const DaemonConfig& config, Epoch epoch,
                                                                  const SinkFor& sink_for) {
+  const PinnedScope pinned(config.threads.cpus);  // what the fabrics start inherits it
   std::vector<std::unique_ptr<ReceiveFabric>> out;
   for (const std::string& name : config.fabrics) {
     KVF_TRY(const FabricKind kind, parse_fabric_kind(name));

@@ -13,6 +13,10 @@ namespace {
 // Below this, the partial cache lines at both ends outweigh what the non-temporal stores save.
 constexpr std::size_t kStreamBytesMin = 256;
 
+// Enough lines under way to hide the memory's latency, and few enough to be in the cache still when they are
+// needed.
+constexpr std::size_t kFetchAhead = 6144;
+
 void copy_portable(std::byte* dst, const std::byte* src, std::size_t bytes) {
   std::memcpy(dst, src, bytes);
 }
@@ -132,6 +136,23 @@ void copy_run(std::byte* dst, const std::byte* src, std::size_t piece_bytes, std
               std::size_t dst_stride, std::size_t src_stride) {
   static const CopyPiece copy = piece_function(copy_variants().front());
   copy_pieces(copy, dst, src, piece_bytes, count, dst_stride, src_stride);
+}
+
+void copy_gather(std::byte* dst, std::span<const std::span<const std::byte>> pieces) {
+  std::size_t fetched = 0;        // first piece that has not been asked for
+  std::size_t bytes_fetched = 0;  // of the pieces before it
+  std::size_t at = 0;
+  for (const auto& piece : pieces) {
+    while (fetched < pieces.size() && bytes_fetched < at + kFetchAhead) {
+      const auto& next = pieces[fetched++];
+      for (std::size_t line = 0; line < next.size(); line += 64) {
+        __builtin_prefetch(next.data() + line, 0, 2);
+      }
+      bytes_fetched += next.size();
+    }
+    std::memcpy(dst + at, piece.data(), piece.size());
+    at += piece.size();
+  }
 }
 
 void copy_fence() {

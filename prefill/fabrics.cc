@@ -23,6 +23,7 @@ Result<std::unique_ptr<SendFabric>> open_tcp(const DaemonConfig& config, FabricS
   options.streams = config.tcp.connections;
   options.socket.buffer_bytes = static_cast<int>(config.tcp.socket_buffer_bytes);
   options.connect_deadline = config.timeouts.connect.count();
+  options.spin_max = config.threads.spin().count();
   KVF_TRY(std::unique_ptr<SendFabric> fabric, TcpSendFabric::create(options, std::move(sink)));
   return fabric;
 }
@@ -34,6 +35,7 @@ Result<std::unique_ptr<SendFabric>> open_ucx([[maybe_unused]] const DaemonConfig
   KVF_TRY(options.transports, parse_ucx_transports(config.ucx.transports));
   options.device = config.ucx.device;
   options.staging_bytes = static_cast<std::uint32_t>(config.ucx.staging_bytes);
+  options.spin_us = config.threads.spin_us;
   options.connect_timeout_ms = static_cast<std::uint32_t>(config.timeouts.connect.count() / 1'000'000);
   KVF_TRY(std::unique_ptr<SendFabric> fabric, UcxSendFabric::create(options, std::move(sink)));
   return fabric;
@@ -47,6 +49,7 @@ Result<std::unique_ptr<SendFabric>> open_ucx([[maybe_unused]] const DaemonConfig
 
 Result<std::vector<std::unique_ptr<SendFabric>>> open_fabrics(const DaemonConfig& config,
                                                               const SinkFor& sink_for) {
+  const PinnedScope pinned(config.threads.cpus);  // what the fabrics start inherits it
   std::vector<std::unique_ptr<SendFabric>> out;
   for (const std::string& name : config.fabrics) {
     KVF_TRY(const FabricKind kind, parse_fabric_kind(name));

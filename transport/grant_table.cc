@@ -93,15 +93,6 @@ std::span<std::byte> Placement::next() {
   return {begin, static_cast<std::size_t>(bytes)};
 }
 
-std::uint64_t Placement::span_bytes_hint() const {
-  if (header_.row_bytes != stride_ || !pages_) {
-    return header_.row_bytes;
-  }
-  const bool dense = header_.count == 1 || header_.step == header_.rows;
-  const std::uint64_t piece_rows = dense ? std::uint64_t{header_.rows} * header_.count : header_.rows;
-  return std::min<std::uint64_t>(piece_rows, page_rows_) * stride_;
-}
-
 void GrantTable::add_pool(std::shared_ptr<const Pool> pool) {
   const RankIndex rank = pool->rank();
   pools_[rank] = std::move(pool);

@@ -35,8 +35,6 @@ class Placement {
   std::span<std::byte> next();
   /// Payload bytes that next() has not handed out yet.
   std::uint64_t bytes_left() const { return bytes_left_; }
-  /// Length of a typical span, for choosing between scattered receive and a bounce buffer.
-  std::uint64_t span_bytes_hint() const;
 
  private:
   friend class GrantTable;

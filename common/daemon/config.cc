@@ -110,6 +110,16 @@ void read_fabrics(FieldReader& root, Role role, DaemonConfig& out) {
   ucx.finish();
 }
 
+void read_threads(FieldReader in, ThreadConfig& out) {
+  if (auto cpus = CpuSet::parse(in.text("cpus", ""))) {
+    out.cpus = *std::move(cpus);
+  } else {
+    in.errors().add(in.path("cpus"), cpus.error().message);
+  }
+  out.spin_us = static_cast<std::uint32_t>(in.number("spin_us", 100, 0, 10'000));
+  in.finish();
+}
+
 void read_topology(FieldReader& root, DaemonConfig& out) {
   FieldReader in = root.object("topology");
   const auto size = [&](std::string_view key, std::uint32_t max = kParallelSizeMax) {
@@ -306,6 +316,7 @@ Result<DaemonConfig> parse_daemon_config(Role role, std::string_view text, std::
   metrics.finish();
   read_auth(root.object("auth"), errors, out.auth);
   read_fabrics(root, role, out);
+  read_threads(root.object("threads"), out.threads);
   read_timeouts(root.object("timeouts"), out.timeouts);
   read_limits(root.object("limits"), out.limits);
   out.insecure = root.flag("insecure", false);
@@ -386,6 +397,7 @@ std::string print_daemon_config(Role role, const DaemonConfig& config) {
         {"http_header", config.limits.http_header_bytes},
         {"http_connections", config.limits.http_connections},
         {"dp_rank_entries", config.limits.dp_rank_entries}}},
+      {"threads", {{"cpus", config.threads.cpus.text()}, {"spin_us", config.threads.spin_us}}},
       {"insecure", config.insecure},
       {"log",
        {{"level", config.log_level == log::Level::kDebug  ? "debug"

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "common/auth/shared_key.h"
+#include "common/base/cpu_set.h"
 #include "common/base/host_port.h"
 #include "common/base/ids.h"
 #include "common/base/log.h"
@@ -45,6 +46,13 @@ struct UcxConfig {
   std::string transports = "rdma";  // rdma | shm | tcp
   std::string device;               // UCX_NET_DEVICES; required for tcp
   std::uint64_t staging_bytes = 2u << 20;
+};
+
+struct ThreadConfig {
+  CpuSet cpus;                  // of the fabrics' threads
+  std::uint32_t spin_us = 100;  // they poll for up to this long before they sleep; 0: never
+
+  Duration spin() const { return std::chrono::microseconds(spin_us); }
 };
 
 struct TimeoutConfig {
@@ -97,6 +105,7 @@ struct DaemonConfig {
   ShmConfig shm;
   TcpConfig tcp;
   UcxConfig ucx;
+  ThreadConfig threads;
   TimeoutConfig timeouts;
   LimitConfig limits;
   VerifyConfig verify;  // decode

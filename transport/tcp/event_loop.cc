@@ -14,8 +14,8 @@
 
 namespace kvferry {
 
-Result<std::unique_ptr<EventLoop>> EventLoop::create() {
-  std::unique_ptr<EventLoop> loop(new EventLoop());
+Result<std::unique_ptr<EventLoop>> EventLoop::create(Nanos spin_max) {
+  std::unique_ptr<EventLoop> loop(new EventLoop(spin_max));
   loop->epoll_.reset(::epoll_create1(EPOLL_CLOEXEC));
   if (!loop->epoll_) {
     return fail(errno_error("epoll_create1", errno));
@@ -112,16 +112,38 @@ void EventLoop::unwatch(WatchId id) {
   }
 }
 
+int EventLoop::wait(std::span<epoll_event> events, Nanos wake_at) {
+  const auto poll = [&](int timeout_ms) {
+    return ::epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()), timeout_ms);
+  };
+  int count = poll(0);
+  if (count > 0) {
+    return count;
+  }
+  const Nanos begin = steady_now();
+  Nanos now = begin;
+  while (count == 0 && now < begin + spin_.budget() && now < wake_at) {
+    count = poll(0);
+    now = steady_now();
+  }
+  if (count == 0) {
+    int timeout_ms = -1;
+    if (wake_at != kNever) {
+      const Nanos left = std::max<Nanos>(0, wake_at - now);
+      timeout_ms = static_cast<int>(std::min<Nanos>((left + 999'999) / 1'000'000, 3'600'000));
+    }
+    count = poll(timeout_ms);
+    now = steady_now();
+  }
+  spin_.waited(now - begin);
+  return count;
+}
+
 void EventLoop::run(const std::function<Nanos(Nanos)>& on_turn) {
   std::array<epoll_event, 64> events;
   Nanos wake_at = on_turn(steady_now());
   while (true) {
-    int timeout_ms = -1;
-    if (wake_at != kNever) {
-      const Nanos left = std::max<Nanos>(0, wake_at - steady_now());
-      timeout_ms = static_cast<int>(std::min<Nanos>((left + 999'999) / 1'000'000, 3'600'000));
-    }
-    const int count = ::epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()), timeout_ms);
+    const int count = wait(events, wake_at);
     if (count > 0) {
       std::uint64_t ignored = 0;
       (void)!::read(wake_.get(), &ignored, sizeof ignored);

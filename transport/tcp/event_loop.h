@@ -1,13 +1,14 @@
 #pragma once
 // One thread with epoll: file descriptor handlers, tasks posted by other threads, and one deadline.
 // Everything except post() and the destructor runs on, or must be called from, the loop's thread. Sleeps in
-// the kernel whenever there is nothing to do.
+// the kernel when nothing comes for a while.
 
 #include <cstdint>
 #include <functional>
 #include <limits>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <thread>
 #include <unordered_map>
 #include <vector>
@@ -15,7 +16,10 @@
 #include "common/base/clock.h"
 #include "common/base/result.h"
 #include "common/base/unique_fd.h"
+#include "transport/adaptive_spin.h"
 #include "transport/fabric.h"
+
+struct epoll_event;
 
 namespace kvferry {
 
@@ -26,8 +30,9 @@ class EventLoop {
   using Handler = std::function<void(std::uint32_t epoll_events)>;
   using WatchId = std::uint64_t;
 
-  /// kIo when epoll or eventfd cannot be had.
-  static Result<std::unique_ptr<EventLoop>> create();
+  /// Polls for up to `spin_max` before it sleeps: see adaptive_spin.h. kIo when epoll or eventfd cannot be
+  /// had.
+  static Result<std::unique_ptr<EventLoop>> create(Nanos spin_max);
   ~EventLoop();
   EventLoop(const EventLoop&) = delete;
   EventLoop& operator=(const EventLoop&) = delete;
@@ -54,9 +59,11 @@ class EventLoop {
     std::uint32_t events = 0;
     std::shared_ptr<Handler> handler;
   };
-  EventLoop() = default;
+  explicit EventLoop(Nanos spin_max) : spin_(spin_max) {}
   void run(const std::function<Nanos(Nanos)>& on_turn);
+  int wait(std::span<epoll_event> events, Nanos wake_at);
 
+  AdaptiveSpin spin_;
   UniqueFd epoll_;
   UniqueFd wake_;
   std::unordered_map<WatchId, Watch> watches_;

@@ -1,59 +1,47 @@
 #include "transport/tcp/receive_stream.h"
 
 #include <sys/socket.h>
-#include <sys/uio.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <utility>
 
-#include "common/base/check.h"
+#include "kernels/copy.h"
 
 namespace kvferry {
 namespace {
 
 // One turn of one stream; others wait meanwhile.
 constexpr std::uint64_t kTurnBytes = 4 << 20;
-// Below this, the kernel's work per iovec costs more than copying through a buffer that stays in the cache.
-constexpr std::uint64_t kScatterBytesMin = 1024;
-
 }  // namespace
 
 ReceiveStream::ReceiveStream(UniqueFd fd, Host& host, std::span<std::byte> scratch)
-    : fd_(std::move(fd)), host_(host), scratch_(scratch) {
-  window_.reserve(kWindowSpans);
-}
+    : fd_(std::move(fd)), host_(host), scratch_(scratch) {}
 
 ReceiveStream::Progress ReceiveStream::on_readable() {
   std::uint64_t turn = 0;
   while (turn < kTurnBytes && wants_read() && !stopped_) {
-    const bool in_frame = state_ == State::kHello || state_ == State::kHeader;
-    Read read = in_frame ? read_frame() : read_payload();
+    const Read read = receive();
     if (read.progress.end != End::kOpen) {
       return read.progress;
     }
-    if (read.would_block) {
+    if (read.bytes == 0) {
       break;
+    }
+    if (Progress progress = consume(scratch_.first(read.bytes)); progress.end != End::kOpen) {
+      return progress;
     }
     turn += read.bytes;
   }
   return stopped_ ? Progress{} : flush();
 }
 
-ReceiveStream::Read ReceiveStream::receive(std::span<const std::span<std::byte>> areas) {
-  std::array<iovec, kWindowSpans + 1> parts;
-  KVF_CHECK(areas.size() <= parts.size());
-  for (std::size_t i = 0; i < areas.size(); ++i) {
-    parts[i] = iovec{areas[i].data(), areas[i].size()};
-  }
-  msghdr message = {};
-  message.msg_iov = parts.data();
-  message.msg_iovlen = areas.size();
+ReceiveStream::Read ReceiveStream::receive() {
   Read result;
   ssize_t got = 0;
   do {
-    got = ::recvmsg(fd_.get(), &message, 0);
+    got = ::recv(fd_.get(), scratch_.data(), scratch_.size(), 0);
   } while (got < 0 && errno == EINTR);
   if (got > 0) {
     result.bytes = static_cast<std::size_t>(got);
@@ -62,9 +50,7 @@ ReceiveStream::Read ReceiveStream::receive(std::span<const std::span<std::byte>>
     result.progress.end = between_frames ? End::kClosed : End::kFailed;
     result.progress.error = Error{Code::kPeerLost, between_frames ? "the peer closed the connection"
                                                                   : "the connection ended within a block"};
-  } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
-    result.would_block = true;
-  } else {
+  } else if (errno != EAGAIN && errno != EWOULDBLOCK) {
     result.progress.end = End::kFailed;
     result.progress.error = errno_error("receive", errno);
     result.progress.error.code = Code::kPeerLost;
@@ -72,104 +58,53 @@ ReceiveStream::Read ReceiveStream::receive(std::span<const std::span<std::byte>>
   return result;
 }
 
-ReceiveStream::Read ReceiveStream::read_frame() {
-  const std::span<std::byte> rest(frame_.data() + frame_have_, frame_need_ - frame_have_);
-  Read read = receive(std::span(&rest, 1));
-  frame_have_ += read.bytes;
-  if (read.bytes > 0 && frame_have_ == frame_need_) {
-    read.progress = on_frame();
-  }
-  return read;
-}
-
-ReceiveStream::Read ReceiveStream::read_payload() {
-  if (state_ == State::kDiscarding) {
-    const std::span<std::byte> area = scratch_.first(std::min<std::uint64_t>(scratch_.size(), payload_left_));
-    Read read = receive(std::span(&area, 1));
-    payload_left_ -= read.bytes;
-    if (read.bytes > 0 && payload_left_ == 0) {
-      expect_header(0);
+ReceiveStream::Progress ReceiveStream::consume(std::span<const std::byte> bytes) {
+  while (!bytes.empty() && !stopped_) {
+    Progress progress;
+    std::size_t used = 0;
+    if (state_ == State::kHello || state_ == State::kHeader) {
+      used = std::min(bytes.size(), frame_need_ - frame_have_);
+      std::memcpy(frame_.data() + frame_have_, bytes.data(), used);
+      frame_have_ += used;
+      if (frame_have_ == frame_need_) {
+        progress = on_frame();
+      }
+    } else {
+      used = std::min<std::uint64_t>(bytes.size(), payload_left_);
+      if (state_ == State::kPlacing) {
+        used = place(bytes.first(used));
+      }
+      payload_left_ -= used;
+      if (payload_left_ == 0) {
+        progress = state_ == State::kPlacing ? payload_done() : Progress{};
+        expect_header();
+      }
     }
-    return read;
-  }
-  return bounce_ ? read_bounced() : read_scattered();
-}
-
-ReceiveStream::Read ReceiveStream::read_scattered() {
-  refill_window();
-  std::array<std::span<std::byte>, kWindowSpans + 1> areas;
-  std::size_t count = 0;
-  for (std::size_t i = window_begin_; i < window_.size(); ++i) {
-    areas[count++] = window_[i];
-  }
-  if (placement_.bytes_left() == 0) {
-    // What follows the payload is always a header: reading it along saves a call per block.
-    areas[count++] = std::span(frame_.data(), kBlockHeaderBytes);
-  }
-  Read read = receive(std::span(areas.data(), count));
-  if (read.bytes == 0) {
-    return read;
-  }
-  const std::size_t payload = std::min<std::uint64_t>(read.bytes, payload_left_);
-  consume_window(payload);
-  payload_left_ -= payload;
-  if (payload_left_ == 0) {
-    const std::size_t beyond = read.bytes - payload;
-    read.progress = payload_done();
-    expect_header(beyond);
-    if (read.progress.end == End::kOpen && frame_have_ == frame_need_) {
-      read.progress = on_frame();
+    if (progress.end != End::kOpen) {
+      return progress;
     }
+    bytes = bytes.subspan(used);
   }
-  return read;
+  return {};
 }
 
-ReceiveStream::Read ReceiveStream::read_bounced() {
-  const std::span<std::byte> area = scratch_.first(std::min<std::uint64_t>(scratch_.size(), payload_left_));
-  Read read = receive(std::span(&area, 1));
-  std::span<const std::byte> from = area.first(read.bytes);
-  while (!from.empty()) {
-    refill_window();
-    const std::span<std::byte> to = window_[window_begin_];
-    const std::size_t bytes = std::min(from.size(), to.size());
-    std::memcpy(to.data(), from.data(), bytes);
-    from = from.subspan(bytes);
-    consume_window(bytes);
-  }
-  payload_left_ -= read.bytes;
-  if (read.bytes > 0 && payload_left_ == 0) {
-    read.progress = payload_done();
-    expect_header(0);
-  }
-  return read;
-}
-
-void ReceiveStream::refill_window() {
-  if (window_begin_ < window_.size()) {
-    return;
-  }
-  window_.clear();
-  window_begin_ = 0;
-  while (window_.size() < kWindowSpans && placement_.bytes_left() > 0) {
-    window_.push_back(placement_.next());
-  }
-}
-
-void ReceiveStream::consume_window(std::size_t bytes) {
-  while (bytes > 0) {
-    std::span<std::byte>& first = window_[window_begin_];
-    const std::size_t taken = std::min(bytes, first.size());
-    first = first.subspan(taken);
-    bytes -= taken;
-    if (first.empty()) {
-      ++window_begin_;
+std::size_t ReceiveStream::place(std::span<const std::byte> bytes) {
+  std::size_t used = 0;
+  while (used < bytes.size()) {
+    if (to_.empty()) {
+      to_ = placement_.next();
     }
+    const std::size_t now = std::min(bytes.size() - used, to_.size());
+    copy_run(to_.data(), bytes.data() + used, now, 1, now, now);
+    to_ = to_.subspan(now);
+    used += now;
   }
+  return used;
 }
 
-void ReceiveStream::expect_header(std::size_t already_read) {
+void ReceiveStream::expect_header() {
   state_ = State::kHeader;
-  frame_have_ = already_read;
+  frame_have_ = 0;
   frame_need_ = kBlockHeaderBytes;
 }
 
@@ -190,7 +125,7 @@ ReceiveStream::Progress ReceiveStream::on_hello() {
   greeted_ = true;
   const auto welcome = encode_welcome();
   answers_.insert(answers_.end(), welcome.begin(), welcome.end());
-  expect_header(0);
+  expect_header();
   return {};
 }
 
@@ -200,7 +135,7 @@ ReceiveStream::Progress ReceiveStream::on_header() {
     return Progress{End::kFailed, header.error()};
   }
   header_ = *header;
-  expect_header(0);
+  expect_header();
   switch (header_.type) {
     case BlockType::kRows:
     case BlockType::kAux: {
@@ -213,9 +148,7 @@ ReceiveStream::Progress ReceiveStream::on_header() {
         return on_refusal(header_, std::move(placement).error());
       }
       placement_ = *std::move(placement);
-      window_.clear();
-      window_begin_ = 0;
-      bounce_ = placement_.span_bytes_hint() < kScatterBytesMin;
+      to_ = {};
       state_ = State::kPlacing;
       return {};
     }
@@ -251,8 +184,8 @@ ReceiveStream::Progress ReceiveStream::on_refusal(const BlockHeader& header, Ref
 
 ReceiveStream::Progress ReceiveStream::payload_done() {
   placement_ = Placement();
-  window_.clear();
-  window_begin_ = 0;
+  to_ = {};
+  copy_fence();  // before anybody hears of the bytes
   auto counted = host_.arrived(header_, peer_);
   if (!counted) {
     return on_refusal(header_, std::move(counted).error());
@@ -284,8 +217,7 @@ void ReceiveStream::revoke(const GrantKey& key) {
     return;
   }
   placement_ = Placement();
-  window_.clear();
-  window_begin_ = 0;
+  to_ = {};
   host_.discarding(header_, peer_, Error{Code::kNotFound, "the grant was closed while a block arrived"});
   state_ = State::kDiscarding;
 }

@@ -5,9 +5,11 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstring>
 #include <span>
 #include <utility>
 
+#include "kernels/copy.h"
 #include "transport/tcp/event_loop.h"
 #include "transport/tcp/socket.h"
 
@@ -17,6 +19,7 @@ namespace {
 // One turn of one stream; others wait meanwhile.
 constexpr std::uint64_t kTurnBytes = 4 << 20;
 constexpr std::size_t kPartsMax = 1024;  // the system's limit for one call (UIO_MAXIOV)
+constexpr std::size_t kPackedSpanMax = 8192;
 
 Error lost(const char* what, int error_number) {
   Error error = errno_error(what, error_number);
@@ -26,8 +29,8 @@ Error lost(const char* what, int error_number) {
 
 }  // namespace
 
-SendStream::SendStream(UniqueFd fd, const TcpHello& hello)
-    : fd_(std::move(fd)), hello_(encode_hello(hello)) {}
+SendStream::SendStream(UniqueFd fd, const TcpHello& hello, std::span<std::byte> scratch)
+    : fd_(std::move(fd)), scratch_(scratch), hello_(encode_hello(hello)) {}
 
 bool SendStream::wants_write(const SendQueue& queue) const {
   if (state_ != State::kUp) {
@@ -104,17 +107,8 @@ bool SendStream::next_frame(SendQueue& queue) {
 /// True when the whole frame is in the socket.
 Result<bool> SendStream::write_frame() {
   std::array<iovec, kPartsMax> parts;
-  const auto& spans = taken_.block.spans;
   while (true) {
-    std::size_t count = 0;
-    if (frame_sent_ < frame_.size()) {
-      parts[count++] = iovec{frame_.data() + frame_sent_, frame_.size() - frame_sent_};
-    }
-    std::size_t skip = span_sent_;
-    for (std::size_t i = span_; i < spans.size() && count < kPartsMax; ++i) {
-      parts[count++] = iovec{const_cast<std::byte*>(spans[i].data()) + skip, spans[i].size() - skip};
-      skip = 0;
-    }
+    const std::size_t count = collect(parts);
     if (count == 0) {
       return true;
     }
@@ -131,18 +125,60 @@ Result<bool> SendStream::write_frame() {
       }
       return fail(lost("send", errno));
     }
-    auto left = static_cast<std::size_t>(sent);
-    const std::size_t of_header = std::min(left, frame_.size() - frame_sent_);
-    frame_sent_ += of_header;
-    left -= of_header;
-    while (left > 0) {
-      const std::size_t of_span = std::min(left, spans[span_].size() - span_sent_);
-      span_sent_ += of_span;
-      left -= of_span;
-      if (span_sent_ == spans[span_].size()) {
-        ++span_;
-        span_sent_ = 0;
-      }
+    wrote(static_cast<std::size_t>(sent));
+  }
+}
+
+/// What is to be written next: the rest of the header, then spans or a packed piece of them.
+std::size_t SendStream::collect(std::span<iovec> parts) {
+  const auto& spans = taken_.block.spans;
+  std::size_t count = 0;
+  if (frame_sent_ < frame_.size()) {
+    parts[count++] = iovec{frame_.data() + frame_sent_, frame_.size() - frame_sent_};
+  }
+  if (const auto packed = pack(); !packed.empty()) {
+    parts[count++] = iovec{const_cast<std::byte*>(packed.data()), packed.size()};
+    return count;
+  }
+  std::size_t skip = span_sent_;
+  for (std::size_t i = span_; i < spans.size() && count < parts.size(); ++i) {
+    parts[count++] = iovec{const_cast<std::byte*>(spans[i].data()) + skip, spans[i].size() - skip};
+    skip = 0;
+  }
+  return count;
+}
+
+/// The next short spans, as many as the buffer holds; empty when spans are few or long. What the socket does
+/// not take is packed once more by the next call, out of the cache then.
+std::span<const std::byte> SendStream::pack() {
+  const std::span<const std::span<const std::byte>> spans(taken_.block.spans);
+  if (spans.size() - span_ < 2 || taken_.block.header.payload_bytes / spans.size() > kPackedSpanMax ||
+      spans[span_].size() > scratch_.size()) {
+    return {};
+  }
+  const auto rest = spans[span_].subspan(span_sent_);
+  std::memcpy(scratch_.data(), rest.data(), rest.size());
+  std::size_t bytes = rest.size();
+  std::size_t end = span_ + 1;
+  while (end < spans.size() && bytes + spans[end].size() <= scratch_.size()) {
+    bytes += spans[end++].size();
+  }
+  copy_gather(scratch_.data() + rest.size(), spans.subspan(span_ + 1, end - span_ - 1));
+  return scratch_.first(bytes);
+}
+
+void SendStream::wrote(std::size_t bytes) {
+  const auto& spans = taken_.block.spans;
+  const std::size_t of_header = std::min(bytes, frame_.size() - frame_sent_);
+  frame_sent_ += of_header;
+  bytes -= of_header;
+  while (bytes > 0) {
+    const std::size_t of_span = std::min(bytes, spans[span_].size() - span_sent_);
+    span_sent_ += of_span;
+    bytes -= of_span;
+    if (span_sent_ == spans[span_].size()) {
+      ++span_;
+      span_sent_ = 0;
     }
   }
 }

@@ -1,6 +1,8 @@
 #pragma once
-// The sending end of one TCP stream: connect, hello, then blocks from the peer's queue, gathered straight
-// from the source rows. Drain requests go between blocks and come back when the receiver has passed them.
+// The sending end of one TCP stream: connect, hello, then blocks from the peer's queue. Long spans go to the
+// system straight from the source rows; short ones are packed into a buffer that stays in the cache first,
+// because the system reads cold rows one by one at less than half the speed. Drain requests go between blocks
+// and come back when the receiver has passed them.
 // Belongs to the fabric's thread.
 //
 //   kConnecting -> kGreeting -> kUp
@@ -9,12 +11,15 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <span>
 #include <vector>
 
 #include "common/base/result.h"
 #include "common/base/unique_fd.h"
 #include "transport/send_queue.h"
 #include "transport/tcp/hello.h"
+
+struct iovec;
 
 namespace kvferry {
 
@@ -26,7 +31,8 @@ class SendStream {
     std::vector<TransferKey> drained;  // answers to drain()
   };
 
-  SendStream(UniqueFd fd, const TcpHello& hello);
+  /// `scratch` is shared by the streams of one thread and outlives them; nothing stays in it between calls.
+  SendStream(UniqueFd fd, const TcpHello& hello, std::span<std::byte> scratch);
 
   /// Writes until the socket is full, the queue empty, or a fair share is written. An Error means that the
   /// stream is broken; `outcome` is valid in any case.
@@ -43,8 +49,12 @@ class SendStream {
   Result<void> write_hello();
   bool next_frame(SendQueue& queue);
   Result<bool> write_frame();
+  std::size_t collect(std::span<iovec> parts);
+  std::span<const std::byte> pack();
+  void wrote(std::size_t bytes);
 
   UniqueFd fd_;
+  std::span<std::byte> scratch_;
   State state_ = State::kConnecting;
   std::array<std::byte, kHelloBytes> hello_;
   std::size_t hello_sent_ = 0;

@@ -422,7 +422,7 @@ Result<std::unique_ptr<TcpReceiveFabric>> TcpReceiveFabric::create(TcpReceiveCon
   }
   KVF_TRY(UniqueFd listener, listen_tcp(config.host, config.port, config.socket));
   KVF_TRY(const std::uint16_t port, local_port(listener.get()));
-  KVF_TRY(std::unique_ptr<EventLoop> loop, EventLoop::create());
+  KVF_TRY(std::unique_ptr<EventLoop> loop, EventLoop::create(config.spin_max));
   auto impl =
       std::make_unique<Impl>(std::move(config), std::move(sink), std::move(listener), port, std::move(loop));
   KVF_TRY_VOID(impl->start());

@@ -22,6 +22,7 @@ struct TcpReceiveConfig {
   Nanos hello_deadline = 5'000'000'000;  // from accept to a complete hello
   std::uint32_t strangers_max = 64;      // connections without a hello; above it the oldest one goes
   std::uint32_t peers_max = 1024;        // offered or connected
+  Nanos spin_max = 100'000;              // polling before sleep: see adaptive_spin.h
 };
 
 /// Totals since start, for metrics.

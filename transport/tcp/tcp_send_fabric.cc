@@ -13,6 +13,11 @@
 #include "transport/tcp/send_stream.h"
 
 namespace kvferry {
+namespace {
+
+constexpr std::size_t kScratchBytes = 256 << 10;  // stays in the second-level cache
+
+}  // namespace
 
 class TcpSendFabric::Impl {
  public:
@@ -56,6 +61,7 @@ class TcpSendFabric::Impl {
   const TcpSendConfig config_;
   const FabricSink sink_;
   // Everything below belongs to the loop's thread.
+  std::vector<std::byte> scratch_ = std::vector<std::byte>(kScratchBytes);
   std::map<PeerId, std::unique_ptr<Peer>> peers_;
   std::unique_ptr<EventLoop> loop_;
 };
@@ -101,7 +107,7 @@ Result<void> TcpSendFabric::Impl::open_streams(Peer& peer, const TcpOffer& offer
     KVF_TRY(UniqueFd fd, connect_tcp(offer.host, offer.port, config_.socket));
     const TcpHello hello{static_cast<std::uint8_t>(i), static_cast<std::uint8_t>(config_.streams),
                          offer.token};
-    peer.streams.push_back(std::make_unique<Stream>(Stream{SendStream(std::move(fd), hello), 0}));
+    peer.streams.push_back(std::make_unique<Stream>(Stream{SendStream(std::move(fd), hello, scratch_), 0}));
     Stream* stream = peer.streams.back().get();
     KVF_TRY(stream->watch, loop_->watch(stream->stream.fd(), EPOLLIN | EPOLLOUT,
                                         [this, id = peer.id, stream](std::uint32_t events) {
@@ -232,7 +238,7 @@ Result<std::unique_ptr<TcpSendFabric>> TcpSendFabric::create(const TcpSendConfig
     return fail(Code::kInvalid, "tcp streams per peer is {}, but must be in 1..{}", config.streams,
                 kTcpStreamsMax);
   }
-  KVF_TRY(std::unique_ptr<EventLoop> loop, EventLoop::create());
+  KVF_TRY(std::unique_ptr<EventLoop> loop, EventLoop::create(config.spin_max));
   auto impl = std::make_unique<Impl>(config, std::move(sink), std::move(loop));
   impl->start();
   return std::unique_ptr<TcpSendFabric>(new TcpSendFabric(std::move(impl)));

@@ -17,6 +17,7 @@ struct TcpSendConfig {
   SendQueueLimits queue;
   TcpSocketOptions socket;
   Nanos connect_deadline = 5'000'000'000;  // from connect() to the last stream's welcome
+  Nanos spin_max = 100'000;                // polling before sleep: see adaptive_spin.h
 };
 
 class TcpSendFabric final : public SendFabric {

@@ -9,6 +9,7 @@
 
 #include "common/base/clock.h"
 #include "common/base/log.h"
+#include "transport/adaptive_spin.h"
 #include "transport/ucx/process_setup.h"
 #include "transport/ucx/settings.h"
 #include "transport/ucx/worker.h"
@@ -198,21 +199,22 @@ bool Progress::progress_all() {
 }
 
 void Progress::run() {
-  std::int64_t last_progress = 0;
+  AdaptiveSpin spin(std::int64_t{options_.spin_us} * 1000);
+  std::int64_t idle_since = 0;
   while (run_commands()) {
     const bool moved = progress_all();
     hooks_.pump();
+    const std::int64_t now = steady_now();
     if (moved) {
-      last_progress = options_.spin_us == 0 ? 0 : steady_now();
+      if (idle_since != 0) {
+        spin.waited(now - std::exchange(idle_since, 0));
+      }
       continue;
     }
-    if (options_.spin_us != 0 && last_progress != 0) {
-      if (steady_now() - last_progress < std::int64_t{options_.spin_us} * 1000) {
-        continue;
-      }
-      last_progress = 0;
+    idle_since = idle_since == 0 ? now : idle_since;
+    if (now - idle_since >= spin.budget()) {
+      wait();
     }
-    wait();
   }
   hooks_.on_stop();
 }

@@ -29,8 +29,8 @@ struct UcxOptions {
   std::uint32_t staging_bytes = 1u << 20;
   /// Operations in flight per peer; 0 = 8 for shm, 16 for tcp, 64 for rdma.
   std::uint32_t window = 0;
-  /// The fabric's thread polls this long after the last progress before it sleeps. 0 = never polls.
-  std::uint32_t spin_us = 50;
+  /// The fabric's thread polls for up to this long before it sleeps: see adaptive_spin.h. 0 = never polls.
+  std::uint32_t spin_us = 100;
   /// From connect() to the receiver's welcome. A wrong token is never answered, so it ends here.
   std::uint32_t connect_timeout_ms = 10'000;
   /// Put mode: a chunk may overtake the announcement of its destination pool by this much.

@@ -87,6 +87,17 @@ TEST_CASE("config rules: the instance has a name of 1 to 128 characters") {
         Lines{"instance: must have 1 to 128 characters"});
 }
 
+TEST_CASE("config rules: processors are a list or a NUMA node that this host has") {
+  check({kPrefill, kDecode},
+        {
+            {R"({"threads": {"cpus": "9-1"}})",
+             R"(threads.cpus: is '9-1', must be a list like "0-3,8" or a NUMA node like "node0")"},
+            {R"({"threads": {"cpus": "node987"}})",
+             "threads.cpus: 'node987' is no NUMA node with processors on this host "
+             "(/sys/devices/system/node/node987/cpulist)"},
+        });
+}
+
 TEST_CASE("config rules: numbers, durations and sizes take their limits and nothing beyond") {
   struct Range {
     const char* pointer;
@@ -122,6 +133,7 @@ TEST_CASE("config rules: numbers, durations and sizes take their limits and noth
       {"/tcp/socket_buffer",
        {"-1", "0", "\"1GiB\"", "\"1025MiB\""},
        "a size from 0 to 1073741824 bytes, e.g. \"2MiB\""},
+      {"/threads/spin_us", {"-1", "0", "10000", "10001"}, "a whole number from 0 to 10000"},
       {"/ucx/staging",
        {"\"63KiB\"", "\"64KiB\"", "\"2MiB\"", "2097153"},
        "a size from 65536 to 2097152 bytes, e.g. \"2MiB\""},
@@ -369,7 +381,7 @@ TEST_CASE("config rules: a key that is not known is refused in every section") {
   const std::string known =
       "draft_layers, dtype, engine_socket, fabrics, insecure, instance, limits, log, metrics, model, "
       "page_size, "
-      "ranks, shm, tcp, timeouts, topology, ucx";
+      "ranks, shm, tcp, threads, timeouts, topology, ucx";
   CHECK(problems_of(kDecode, config_with(R"({"bootstrap": {}})")) ==
         Lines{"bootstrap: is not a known key; known here: auth, " + known + ", verify"});
   CHECK(problems_of(kPrefill, config_with(R"({"topologie": {}})")) ==

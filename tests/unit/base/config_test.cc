@@ -18,6 +18,17 @@ using nlohmann::json;
 
 namespace {
 
+/// One that this process may use.
+std::string some_cpu() {
+  cpu_set_t cpus{};
+  REQUIRE(::sched_getaffinity(0, sizeof cpus, &cpus) == 0);
+  int cpu = 0;
+  while (!CPU_ISSET(cpu, &cpus)) {
+    ++cpu;
+  }
+  return std::to_string(cpu);
+}
+
 // Every key of a configuration with a value that is not its default, as print_daemon_config writes it.
 json every_key(Role role) {
   json out = json::parse(R"({
@@ -32,6 +43,7 @@ json every_key(Role role) {
     "shm": {"allowed_uids": [12]},
     "tcp": {"socket_buffer": 4096},
     "ucx": {"transports": "tcp", "device": "lo", "staging": 65536},
+    "threads": {"spin_us": 7},
     "timeouts": {"bootstrap": "101s", "transfer": "102s", "drain": "103s", "connect": "1500ms",
                  "heartbeat_interval": "50000001ns", "heartbeat_misses": 9},
     "limits": {"rooms": 11, "chunks_per_room": 12, "pages_per_room": 13, "peers": 14, "engines": 15,
@@ -39,6 +51,7 @@ json every_key(Role role) {
     "insecure": true,
     "log": {"level": "debug"}})");
   static const TextFile secret("0123456789abcdef0123456789abcdef", 0600);
+  out["threads"]["cpus"] = some_cpu();
   out["auth"]["key_file"] = secret.path();
   out["metrics"]["token_file"] = secret.path();
   if (role == Role::kPrefill) {

@@ -43,3 +43,26 @@ TEST_CASE("every copy variant equals memcpy on any stride and alignment") {
     REQUIRE(found == expected);
   }
 }
+
+TEST_CASE("gathering pieces of any number and size equals one memcpy after the other") {
+  const auto seed = test_seed(0x6A7E);
+  INFO("seed " << seed);
+  Rng random(seed);
+  std::vector<std::byte> source(1 << 17);
+  for (std::byte& byte : source) {
+    byte = static_cast<std::byte>(random.next());
+  }
+  for (int round = 0; round < 400; ++round) {
+    std::vector<std::span<const std::byte>> pieces(random.between(0, 40));
+    std::vector<std::byte> expected;
+    for (auto& piece : pieces) {
+      const std::size_t bytes = random.below(8) == 0 ? random.below(20000) : random.below(1500);
+      piece = std::span(source).subspan(random.below(source.size() - bytes), bytes);
+      expected.insert(expected.end(), piece.begin(), piece.end());
+    }
+    expected.resize(expected.size() + 64, std::byte{0xA5});  // nothing is written beyond
+    std::vector<std::byte> found(expected.size(), std::byte{0xA5});
+    copy_gather(found.data(), pieces);
+    REQUIRE(found == expected);
+  }
+}

@@ -74,6 +74,7 @@ TEST_CASE("a short transfer is not held up by a long one") {
   // is done while the long one still has chunks to go.
   TcpSendConfig config;
   config.streams = 1;
+  config.socket.buffer_bytes = 64 << 10;
   config.queue.slice_bytes = 16 << 10;
   config.queue.cut.payload_bytes_max = 8 << 10;
   FabricCase spec = standard_cases()[0];
