@@ -25,9 +25,8 @@ struct SendQueue::Transfer {
   std::size_t cutting = 0;                    // index of the first chunk that is not all taken
   std::uint64_t total_bytes = 0;
   std::uint64_t total_blocks = 0;
-  std::uint64_t slice_left = 0;
+  std::uint64_t bytes_left = 0;  // to be cut
   bool last_added = false;
-  bool is_ready = false;  // in ready_
 };
 
 SendQueue::SendQueue(PeerId peer, const SendQueueLimits& limits) : peer_(peer), limits_(limits) {}
@@ -44,39 +43,28 @@ Result<void> SendQueue::add(ChunkJob job) {
   if (!slot) {
     slot = std::make_unique<Transfer>();
     slot->key = job.key;
-    slot->slice_left = limits_.slice_bytes;
   }
   Transfer& transfer = *slot;
   if (transfer.last_added) {
     return fail(Code::kConflict, "room {}: a chunk was posted after the last one", job.key.grant.room);
   }
   transfer.last_added = job.last;
+  transfer.bytes_left += job.plan->bytes;
   transfer.chunks.push_back(std::make_shared<Chunk>(std::move(job), limits_.cut));
   ++chunk_count_;
-  if (!transfer.is_ready) {
-    transfer.is_ready = true;
-    ready_.push_back(&transfer);
-  }
+  ready_.set(&transfer, transfer.bytes_left);
   return {};
 }
 
 bool SendQueue::take(Taken& taken, Nanos now) {
   while (!ready_.empty()) {
-    Transfer& transfer = *ready_.front();
-    if (!take_from(transfer, taken, now)) {
-      ready_.pop_front();
-      transfer.is_ready = false;
-      continue;
+    Transfer& transfer = *ready_.next();
+    if (take_from(transfer, taken, now)) {
+      transfer.bytes_left -= std::min(transfer.bytes_left, taken.block.header.payload_bytes);  // aux is extra
+      ready_.set(&transfer, transfer.bytes_left);
+      return true;
     }
-    const std::uint64_t payload = taken.block.header.payload_bytes;
-    if (payload < transfer.slice_left) {
-      transfer.slice_left -= payload;
-    } else {
-      transfer.slice_left = limits_.slice_bytes;
-      ready_.pop_front();
-      ready_.push_back(&transfer);
-    }
-    return true;
+    ready_.erase(&transfer);
   }
   return false;
 }
@@ -179,9 +167,7 @@ void SendQueue::cancel(const TransferKey& key) {
   if (found == transfers_.end()) {
     return;
   }
-  if (found->second->is_ready) {
-    std::erase(ready_, found->second.get());
-  }
+  ready_.erase(found->second.get());
   chunk_count_ -= found->second->chunks.size();
   transfers_.erase(found);
 }

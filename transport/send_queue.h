@@ -1,7 +1,7 @@
 #pragma once
-// What waits to be sent to one peer: the chunks of all transfers, cut into blocks on demand. Transfers take
-// turns, a slice of bytes each, so that a long chunk does not hold up a short one. Pure and single-threaded;
-// the owner sends the blocks it takes, over one stream or several, and reports each one as sent.
+// What waits to be sent to one peer: the chunks of all transfers, cut into blocks on demand, in the order of
+// send_order.h. Pure and single-threaded; the owner sends the blocks it takes, over one stream or several,
+// and reports each one as sent.
 //
 //   add() -> take() ... sent() -> ChunkDone, in the order of the transfer's chunks
 //
@@ -17,13 +17,13 @@
 #include "common/base/result.h"
 #include "transport/block_cutter.h"
 #include "transport/fabric.h"
+#include "transport/send_order.h"
 
 namespace kvferry {
 
 struct SendQueueLimits {
   CutLimits cut;
-  std::uint64_t slice_bytes = 4 << 20;  // per transfer and turn
-  std::size_t chunks_max = 1 << 16;     // waiting chunks of one peer
+  std::size_t chunks_max = 1 << 16;  // waiting chunks of one peer
 };
 
 class SendQueue {
@@ -62,7 +62,7 @@ class SendQueue {
   SendQueueLimits limits_;
   std::size_t chunk_count_ = 0;
   std::unordered_map<TransferKey, std::unique_ptr<Transfer>> transfers_;
-  std::deque<Transfer*> ready_;  // those with something to cut; owned by transfers_
+  SendOrder<Transfer*> ready_;  // those with something to cut, by bytes left; owned by transfers_
 };
 
 }  // namespace kvferry

@@ -58,7 +58,6 @@ void World::establish(DecodeDaemon& decode, PrefillDaemon& prefill) {
   WireOptions options;
   options.reach = spec_.reach;
   options.limits.cut.payload_bytes_max = 24;
-  options.limits.slice_bytes = 64;
   options.limits.chunks_max = spec_.jobs_per_peer_max;
   Wire::Ends ends;
   ends.sender_peer = session->at_prefill.peer;

@@ -32,9 +32,8 @@ void CopyCrew::add(LaneId id, std::uint64_t ticket, std::shared_ptr<const CopyWo
     const std::lock_guard lock(mutex_);
     Lane& lane = lanes_[id];
     KVF_CHECK(!lane.cancelled);
-    if (lane.items.empty()) {
-      ready_.push_back(id);
-    }
+    lane.slices_left += slices;
+    ready_.set(id, lane.slices_left);
     lane.items.push_back(std::make_shared<Item>(Item{ticket, std::move(work), 0, slices, 0}));
   }
   if (slices == 1) {
@@ -50,10 +49,9 @@ bool CopyCrew::cancel(LaneId id) {
   if (found == lanes_.end()) {
     return true;
   }
-  if (!found->second.items.empty()) {
-    std::erase(ready_, id);
-    found->second.items.clear();
-  }
+  ready_.erase(id);
+  found->second.items.clear();
+  found->second.slices_left = 0;
   if (found->second.in_progress == 0) {
     lanes_.erase(found);
     return true;
@@ -79,8 +77,7 @@ void CopyCrew::run() {
 
 // Called with mutex_ held.
 CopyCrew::Slice CopyCrew::begin_slice() {
-  const LaneId id = ready_.front();
-  ready_.pop_front();
+  const LaneId id = ready_.next();
   Lane& lane = lanes_.at(id);
   Slice slice{id, lane.items.front(), lane.items.front()->next_slice++};
   if (slice.index == 0) {
@@ -89,8 +86,10 @@ CopyCrew::Slice CopyCrew::begin_slice() {
   if (slice.item->next_slice == slice.item->work->slices()) {
     lane.items.pop_front();
   }
-  if (!lane.items.empty()) {
-    ready_.push_back(id);
+  if (--lane.slices_left > 0) {
+    ready_.set(id, lane.slices_left);
+  } else {
+    ready_.erase(id);
   }
   ++lane.in_progress;
   return slice;

@@ -1,7 +1,6 @@
 #pragma once
-// The copy threads. Work is queued in lanes, one lane per transfer; the threads take one slice from each lane
-// in turn, so a long chunk delays a short one by a slice and not by its own length. Within a lane slices
-// start in order.
+// The copy threads. Work is queued in lanes, one lane per transfer; the threads take slices from the lanes in
+// the order of send_order.h. Within a lane slices start in order.
 
 #include <condition_variable>
 #include <cstdint>
@@ -14,6 +13,7 @@
 #include <vector>
 
 #include "transport/fabric.h"
+#include "transport/send_order.h"
 #include "transport/shm/copy_work.h"
 
 namespace kvferry::shm {
@@ -49,6 +49,7 @@ class CopyCrew {
   };
   struct Lane {
     std::deque<std::shared_ptr<Item>> items;  // those with slices that have not begun
+    std::uint64_t slices_left = 0;            // of those
     std::uint32_t in_progress = 0;
     bool cancelled = false;
   };
@@ -66,7 +67,7 @@ class CopyCrew {
   std::mutex mutex_;  // guards all below but threads_
   std::condition_variable wakeup_;
   std::unordered_map<LaneId, Lane> lanes_;
-  std::deque<LaneId> ready_;  // lanes with a slice to begin, each once
+  SendOrder<LaneId> ready_;  // lanes with a slice to begin, by slices left
   bool stopping_ = false;
   std::vector<std::thread> threads_;
 };

@@ -77,6 +77,8 @@ class Endpoint {
   /// Forces the connection down. Outstanding operations end with ok == false.
   void shut();
   bool idle() const { return in_flight_ == 0; }
+  /// take() would find nothing.
+  bool window_is_full() const { return free_.empty(); }
   bool closed() const { return closing_ && close_done_ && in_flight_ == 0; }
 
   /// What UCX really chose, read back from it: "posix/memory, sysv/memory".

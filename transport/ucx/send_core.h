@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "transport/block_cutter.h"
+#include "transport/send_order.h"
 #include "transport/ucx/endpoint.h"
 #include "transport/ucx/farewell.h"
 #include "transport/ucx/memory.h"
@@ -78,6 +79,7 @@ class UcxSendFabric::Core {
     std::uint64_t total_bytes = 0;
     std::uint64_t total_blocks = 0;
     std::uint64_t put_bytes = 0;
+    std::uint64_t bytes_left = 0;  // to be posted
     Tail tail = Tail::kNone;
     bool failed = false;
     std::uint32_t cancels = 0;  // Drained owed
@@ -96,8 +98,7 @@ class UcxSendFabric::Core {
     std::string carries;
     Error down;  // why it is closing
     std::map<TransferKey, std::unique_ptr<Transfer>> transfers;
-    std::vector<Transfer*> turn;  // round robin order
-    std::size_t turn_next = 0;
+    SendOrder<Transfer*> order;  // all of them, by bytes left
     std::unordered_map<RankIndex, std::shared_ptr<RemoteKeys>> pools;
     std::vector<std::shared_ptr<RemoteKeys>> retired;  // replaced; keys may still be in use
   };

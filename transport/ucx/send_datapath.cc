@@ -14,14 +14,14 @@ UcxSendFabric::Core::Transfer& UcxSendFabric::Core::transfer_for(Peer& peer, con
     slot = std::make_unique<Transfer>();
     slot->key = key;
     slot->peer = &peer;
-    peer.turn.push_back(slot.get());
+    peer.order.set(slot.get(), 0);
   }
   return *slot;
 }
 
 void UcxSendFabric::Core::erase_transfer(Peer& peer, const TransferKey& key) {
   const auto it = peer.transfers.find(key);
-  std::erase(peer.turn, it->second.get());
+  peer.order.erase(it->second.get());
   peer.transfers.erase(it);
 }
 
@@ -51,6 +51,8 @@ void UcxSendFabric::Core::do_post(PeerId id, ChunkJob job) {
               after_last ? "ucx: a chunk after the last one" : "ucx: the transfer has failed already"}});
     return;
   }
+  transfer.bytes_left += chunk->job.plan->bytes;
+  peer->order.set(&transfer, transfer.bytes_left);
   transfer.chunks.push_back(std::move(chunk));
 }
 
@@ -92,11 +94,13 @@ void UcxSendFabric::Core::fail_transfer(Transfer& transfer, const Error& error) 
 }
 
 void UcxSendFabric::Core::pump_transfers(Peer& peer) {
-  // One operation per transfer and turn, so that a large transfer does not hold up a small one.
-  std::size_t idle = 0;
-  while (idle < peer.turn.size() && !peer.endpoint->failed()) {
-    peer.turn_next %= peer.turn.size();
-    idle = step(*peer.turn[peer.turn_next++]) ? 0 : idle + 1;
+  Transfer* served = nullptr;
+  const auto take = [&](Transfer* transfer) {
+    served = transfer;
+    return step(*transfer);
+  };
+  while (!peer.endpoint->failed() && !peer.endpoint->window_is_full() && peer.order.offer_turn(take)) {
+    peer.order.set(served, served->bytes_left);
   }
   reap(peer);
 }
@@ -133,6 +137,7 @@ void UcxSendFabric::Core::count_post(Chunk& chunk, std::uint64_t bytes) {
   ++chunk.in_flight;
   ++chunk.writes;
   chunk.bytes += bytes;
+  chunk.transfer->bytes_left -= std::min(chunk.transfer->bytes_left, bytes);  // aux is extra
   if (chunk.first_post == 0) {
     chunk.first_post = steady_now();
   }
@@ -246,12 +251,10 @@ void UcxSendFabric::Core::on_block(Peer& peer, const ucx::Message& message) {
 
 // Reports chunks that are done, in order, and forgets transfers that are over.
 void UcxSendFabric::Core::reap(Peer& peer) {
-  for (std::size_t i = 0; i < peer.turn.size();) {
-    Transfer& transfer = *peer.turn[i];
+  for (auto it = peer.transfers.begin(); it != peer.transfers.end();) {
+    Transfer& transfer = *(it++)->second;
     if (reap_transfer(transfer)) {
-      erase_transfer(peer, transfer.key);
-    } else {
-      ++i;
+      erase_transfer(peer, TransferKey(transfer.key));
     }
   }
 }

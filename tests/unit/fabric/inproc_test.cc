@@ -13,7 +13,6 @@ struct Ends {
   explicit Ends(std::uint64_t block_bytes = 4096) {
     SendQueueLimits limits;
     limits.cut.payload_bytes_max = block_bytes;
-    limits.slice_bytes = 2 * block_bytes;
     limits.chunks_max = 1000;
     send = std::make_unique<InprocSendFabric>(network, limits, send_log.sink());
     receive = std::make_unique<InprocReceiveFabric>(network, receive_log.sink());

@@ -38,7 +38,6 @@ TEST_CASE("tcp moves every byte with tiny blocks, tiny socket buffers and a deco
   send_config.streams = 3;
   send_config.queue.cut.payload_bytes_max = 3000;
   send_config.queue.cut.spans_max = 7;
-  send_config.queue.slice_bytes = 5000;
   send_config.socket.buffer_bytes = 4096;
   TcpReceiveConfig receive_config;
   receive_config.socket.buffer_bytes = 4096;
@@ -75,7 +74,6 @@ TEST_CASE("a short transfer is not held up by a long one") {
   TcpSendConfig config;
   config.streams = 1;
   config.socket.buffer_bytes = 64 << 10;
-  config.queue.slice_bytes = 16 << 10;
   config.queue.cut.payload_bytes_max = 8 << 10;
   FabricCase spec = standard_cases()[0];
   spec.tokens = 1024;
