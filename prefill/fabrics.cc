@@ -1,5 +1,7 @@
 #include "prefill/fabrics.h"
 
+#include "common/base/log.h"
+#include "transport/shm/calibrate.h"
 #include "transport/shm/send_fabric.h"
 #include "transport/tcp/tcp_send_fabric.h"
 #ifdef KVF_HAVE_UCX
@@ -12,6 +14,10 @@ namespace {
 Result<std::unique_ptr<SendFabric>> open_shm(const DaemonConfig& config, FabricSink sink) {
   ShmSendOptions options;
   options.copy_threads = config.shm.copy_threads;
+  if (options.copy_threads == 0) {
+    options.copy_threads = shm::calibrate_copy_threads();
+    KVF_LOG_INFO("shm copy threads chosen", log::kv("threads", options.copy_threads));
+  }
   options.allowed_uids.assign(config.shm.allowed_uids.begin(), config.shm.allowed_uids.end());
   options.welcome_wait = std::chrono::duration_cast<std::chrono::milliseconds>(config.timeouts.connect);
   KVF_TRY(std::unique_ptr<SendFabric> fabric, ShmSendFabric::create(std::move(options), std::move(sink)));

@@ -81,7 +81,7 @@ void read_fabrics(FieldReader& root, Role role, DaemonConfig& out) {
           fmt::format("is '{}', must be an absolute path: prefill daemons must find it too", out.shm.socket));
     }
   } else {
-    out.shm.copy_threads = static_cast<std::uint32_t>(shm.number("copy_threads", 1, 1, 64));
+    out.shm.copy_threads = static_cast<std::uint32_t>(shm.number("copy_threads", 0, 0, 64));
   }
   out.shm.allowed_uids = shm.numbers("allowed_uids", {}, kUidMax);
   shm.finish();

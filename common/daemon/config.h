@@ -30,8 +30,8 @@ struct EngineSocketConfig {
 };
 
 struct ShmConfig {
-  std::string socket;  // decode: where pools are handed to prefill daemons of this host
-  std::uint32_t copy_threads = 1;
+  std::string socket;              // decode: where pools are handed to prefill daemons of this host
+  std::uint32_t copy_threads = 0;  // prefill; 0: what a calibration at start finds worth it
   std::vector<std::uint32_t> allowed_uids;
 };
 

@@ -139,7 +139,7 @@ TEST_CASE("config rules: numbers, durations and sizes take their limits and noth
        "a size from 65536 to 2097152 bytes, e.g. \"2MiB\""},
   };
   const Range prefill[] = {
-      {"/shm/copy_threads", {"0", "1", "64", "65"}, "a whole number from 1 to 64"},
+      {"/shm/copy_threads", {"-1", "0", "64", "65"}, "a whole number from 0 to 64"},
       {"/tcp/connections", {"0", "1", "16", "17"}, "a whole number from 1 to 16"},
   };
   const auto check_range = [](Role role, const Range& range) {
