@@ -64,7 +64,7 @@ std::vector<std::pair<std::string, std::string>> every_layout_of(const std::vect
 Preset preset_of(const BenchOptions& options) {
   if (options.quick) {
     return {
-        "quick", {{"deepseek-v3", "same"}, {"deepseek-v3", "dcp1-4"}}, {{64, 1}, {8192, 1}}, 1, 96 * kMiB};
+        "quick", {{"deepseek-v3", "same"}, {"deepseek-v3", "dcp1-4"}}, {{64, 1}, {8192, 1}}, 1, 64 * kMiB};
   }
   if (options.full) {
     return {"full", every_layout_of({"deepseek-v3", "llama-3.1-70b", "qwen3-235b-a22b"}),

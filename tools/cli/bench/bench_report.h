@@ -40,8 +40,10 @@ struct CellResult {
   std::uint64_t round_bytes = 0;  // that one round of one fabric moves
   std::uint64_t pieces = 0;       // that memcpy copies them in
   Spread memcpy;
-  Spread kernel;   // one thread
-  Spread kernels;  // as many threads as shm has
+  Spread kernel;            // one thread
+  Spread kernels;           // as many threads as shm has
+  Spread kernel_to_memcpy;  // over the memcpy right before it
+  Spread kernels_to_memcpy;
   std::vector<FabricResult> fabrics;
 };
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <utility>
 
 #include "tools/cli/bench/scrape.h"
 #include "tools/cli/demo/demo_results.h"
@@ -22,18 +23,13 @@ std::uint64_t aux_bytes(const BenchSide& decode) {
   return row * decode.ranks().size();
 }
 
-/// Each round's rate over the copy before it and the one after it.
-Spread ratios(const std::vector<double>& rates, const std::vector<double>& copies) {
+/// Sample by sample.
+Spread quotients(const std::vector<double>& above, const std::vector<double>& below) {
   std::vector<double> out;
-  for (std::size_t round = 0; round < rates.size(); ++round) {
-    const double copy = harmonic_mean(copies[round], copies[round + 1]);
-    out.push_back(copy > 0 ? rates[round] / copy : 0);
+  for (std::size_t i = 0; i < above.size(); ++i) {
+    out.push_back(below[i] > 0 ? above[i] / below[i] : 0);
   }
   return spread(std::move(out));
-}
-
-Spread without_first(const std::vector<double>& rates) {
-  return spread({rates.begin() + 1, rates.end()});
 }
 
 }  // namespace
@@ -45,18 +41,27 @@ Result<void> CellRun::run(CellResult& result) {
   KVF_TRY(const CopyList list, CopyList::create(context_.layout, context_.prefill, context_.decode, rooms_));
   context_.prefill.fill(rooms_);
   std::vector<Samples> samples(context_.links.size());
+  KVF_TRY_VOID(memcpy_turn(list, false));
   for (std::uint32_t round = 0; round <= context_.rounds; ++round) {
+    const bool counts = round > 0;
     for (std::size_t i = 0; i < samples.size(); ++i) {
-      KVF_TRY_VOID(fabric_turn(*context_.links[i], list, round > 0, samples[i]));
+      const double before = last_memcpy_;
+      KVF_TRY_VOID(fabric_turn(*context_.links[i], list, counts, samples[i]));
+      KVF_TRY_VOID(memcpy_turn(list, counts));
+      if (counts) {
+        samples[i].to_memcpy.push_back(samples[i].rates.back() / harmonic_mean(before, last_memcpy_));
+      }
     }
-    KVF_TRY_VOID(copy_turn(list));
+    KVF_TRY_VOID(kernel_turn(list, counts));
   }
   result.waves = waves_;
   result.round_bytes = list.bytes();
   result.pieces = list.pieces();
-  result.memcpy = without_first(copies_.memcpy);
-  result.kernel = without_first(copies_.kernel);
-  result.kernels = without_first(copies_.kernels);
+  result.memcpy = spread(copies_.memcpy);
+  result.kernel = spread(copies_.kernel);
+  result.kernels = spread(copies_.kernels);
+  result.kernel_to_memcpy = spread(copies_.kernel_to_memcpy);
+  result.kernels_to_memcpy = spread(copies_.kernels_to_memcpy);
   for (std::size_t i = 0; i < samples.size(); ++i) {
     result.fabrics.push_back(conclude(context_.links[i]->fabric(), samples[i]));
   }
@@ -136,17 +141,26 @@ Result<double> CellRun::copy_once(const CopyList& list, const char* name, const 
   return static_cast<double>(list.bytes()) / taken.count();
 }
 
-Result<void> CellRun::copy_turn(const CopyList& list) {
-  KVF_TRY(const double memcpy_rate, copy_once(list, "memcpy", [&] { list.copy_with_memcpy(); }));
-  KVF_TRY(const double kernel_rate, copy_once(list, "copy kernel", [&] { list.copy_with_kernel(1); }));
-  double kernels_rate = kernel_rate;
-  if (context_.copy_threads > 1) {
-    KVF_TRY(kernels_rate,
-            copy_once(list, "copy kernel", [&] { list.copy_with_kernel(context_.copy_threads); }));
+Result<void> CellRun::memcpy_turn(const CopyList& list, bool counts) {
+  KVF_TRY(last_memcpy_, copy_once(list, "memcpy", [&] { list.copy_with_memcpy(); }));
+  if (counts) {
+    copies_.memcpy.push_back(last_memcpy_);
   }
-  copies_.memcpy.push_back(memcpy_rate);
-  copies_.kernel.push_back(kernel_rate);
-  copies_.kernels.push_back(kernels_rate);
+  return {};
+}
+
+Result<void> CellRun::kernel_turn(const CopyList& list, bool counts) {
+  KVF_TRY(const double one, copy_once(list, "copy kernel", [&] { list.copy_with_kernel(1); }));
+  double all = one;
+  if (context_.copy_threads > 1) {
+    KVF_TRY(all, copy_once(list, "copy kernel", [&] { list.copy_with_kernel(context_.copy_threads); }));
+  }
+  if (counts) {
+    copies_.kernel.push_back(one);
+    copies_.kernels.push_back(all);
+    copies_.kernel_to_memcpy.push_back(one / last_memcpy_);
+    copies_.kernels_to_memcpy.push_back(all / last_memcpy_);
+  }
   return {};
 }
 
@@ -163,9 +177,9 @@ FabricResult CellRun::conclude(const std::string& fabric, const Samples& samples
   FabricResult out;
   out.fabric = fabric;
   out.rate = spread(samples.rates);
-  out.to_memcpy = ratios(samples.rates, copies_.memcpy);
-  out.to_kernel = ratios(samples.rates, copies_.kernel);
-  out.to_kernels = ratios(samples.rates, copies_.kernels);
+  out.to_memcpy = spread(samples.to_memcpy);
+  out.to_kernel = quotients(samples.to_memcpy, copies_.kernel_to_memcpy);
+  out.to_kernels = quotients(samples.to_memcpy, copies_.kernels_to_memcpy);
   const double gigabytes = static_cast<double>(samples.bytes) / 1e9;
   out.cpu_per_gb = {samples.cpu[0] / gigabytes, samples.cpu[1] / gigabytes};
   out.writes_per_room = samples.writes / static_cast<double>(samples.rooms);

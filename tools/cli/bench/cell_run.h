@@ -34,6 +34,7 @@ class CellRun {
   /// What is gathered of one fabric.
   struct Samples {
     std::vector<double> rates;
+    std::vector<double> to_memcpy;  // over the memcpy before and after it
     std::vector<double> room_seconds;
     std::vector<double> room_seconds_alone;  // of a mixed cell
     std::vector<double> call_seconds;
@@ -43,16 +44,19 @@ class CellRun {
     std::uint64_t rooms = 0;
     std::uint64_t verified = 0;
   };
-  /// Rates of the copies in each round, the discarded one first.
+  /// Rates of the copies in the rounds that count, and those of the kernel over the memcpy before it.
   struct Copies {
     std::vector<double> memcpy;
     std::vector<double> kernel;
     std::vector<double> kernels;
+    std::vector<double> kernel_to_memcpy;
+    std::vector<double> kernels_to_memcpy;
   };
 
   Result<void> fabric_turn(BenchLink& link, const CopyList& list, bool counts, Samples& samples);
   Result<void> waves_turn(BenchLink& link, const CopyList& list, bool counts, bool alone, Samples& samples);
-  Result<void> copy_turn(const CopyList& list);
+  Result<void> memcpy_turn(const CopyList& list, bool counts);
+  Result<void> kernel_turn(const CopyList& list, bool counts);
   template <class Copy>
   Result<double> copy_once(const CopyList& list, const char* name, const Copy& copy);
   Result<std::uint64_t> verify(const std::string& who, std::span<const BenchRoom> rooms) const;
@@ -63,6 +67,7 @@ class CellRun {
   std::uint32_t waves_;
   std::vector<BenchRoom> rooms_;
   Copies copies_;
+  double last_memcpy_ = 0;  // rate
 };
 
 }  // namespace kvferry

@@ -41,6 +41,7 @@ json cell_json(const BenchMatrix& matrix, const CellResult& cell) {
   out["memcpy"] = spread_json(cell.memcpy);
   out["copy"] = spread_json(cell.kernel);
   out["copy_threads"] = spread_json(cell.kernels);
+  out["copy_to_memcpy"] = spread_json(cell.kernel_to_memcpy);
   out["fabrics"] = json::array();
   for (const FabricResult& fabric : cell.fabrics) {
     out["fabrics"].push_back(fabric_json(fabric));

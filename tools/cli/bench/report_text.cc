@@ -14,9 +14,9 @@ std::string numbers(const Spread& spread, double unit) {
   return fmt::format("{:.2f} ({:.2f}-{:.2f})", spread.median / unit, spread.min / unit, spread.max / unit);
 }
 
-std::string copy_row(const std::string& name, const Spread& rate, const Spread& memcpy) {
-  return fmt::format("{:>16} {:<10} {:<19} {:<19}\n", "", name, numbers(rate, 1e9),
-                     memcpy.median > 0 ? fmt::format("{:.2f}", rate.median / memcpy.median) : "");
+std::string copy_row(const std::string& name, const Spread& rate, const Spread* ratio) {
+  return fmt::format("{:>16} {:<10} {:<19} {}\n", "", name, numbers(rate, 1e9),
+                     ratio == nullptr ? "1" : numbers(*ratio, 1));
 }
 
 std::string fabric_row(const FabricResult& fabric) {
@@ -39,17 +39,17 @@ std::string report_head(const BenchReport& report) {
       machine.load[2], machine.version, machine.copy_variant, report.copy_threads,
       report.copy_threads == 1 ? "" : "s");
   text += fmt::format(
-      "matrix    {}: fabrics {} in turns, then the copies; {} rounds and a discarded one; median (min-max); "
+      "matrix    {}: fabrics {} in turns, each between two memcpys; {} rounds and a discarded one; median "
+      "(min-max); "
       "page size {}; digests by the daemons (verify): {}\n",
       report.matrix.name, fmt::join(report.matrix.fabrics, ", "), report.matrix.rounds, report.page_size,
       report.verify);
   text +=
       "measured  from the moment that pages are ready (the fence of kvf_send), when both daemons know of the "
-      "room, to "
-      "the\n          landing at the decode engine, which is the same process; after each turn every byte of "
-      "the "
-      "destination pages\n          is compared; x memcpy: of the same rows by one thread, next to it in "
-      "time\n";
+      "room,\n          to the landing at the decode engine, which is the same process; after each turn "
+      "every "
+      "byte of the\n          destination pages is compared; x memcpy: of the same rows by one thread, right "
+      "before and after\n";
   for (const std::string& line : report.matrix.left_out) {
     text += fmt::format("not run   {}\n", line);
   }
@@ -78,10 +78,10 @@ std::string cell_rows(const BenchReport& report, const CellResult& cell) {
       fmt::format("{:>8} {:>7} {} a round in {} wave{}, {} pieces{}\n", cell.cell.tokens, rooms,
                   format_bytes(cell.round_bytes), cell.waves, cell.waves == 1 ? "" : "s", cell.pieces,
                   cached ? "; may lie in the L3" : "");
-  text += copy_row("memcpy", cell.memcpy, {});
-  text += copy_row("copy x1", cell.kernel, cell.memcpy);
+  text += copy_row("memcpy", cell.memcpy, nullptr);
+  text += copy_row("copy x1", cell.kernel, &cell.kernel_to_memcpy);
   if (report.copy_threads > 1) {
-    text += copy_row(fmt::format("copy x{}", report.copy_threads), cell.kernels, cell.memcpy);
+    text += copy_row(fmt::format("copy x{}", report.copy_threads), cell.kernels, &cell.kernels_to_memcpy);
   }
   for (const FabricResult& fabric : cell.fabrics) {
     text += fabric_row(fabric);
