@@ -251,7 +251,8 @@ def plans(build):
 def bench(build):
     with tempfile.TemporaryDirectory() as folder:
         stored = Path(folder) / "run.json"
-        command = [str(build / "tools/kvferry"), "bench", "--quick", "--fabric", "shm,tcp", "--memory", "0.5", "--json", str(stored)]
+        command = [str(build / "tools/kvferry"), "bench", "--quick", "--fabric", "shm,tcp", "--memory", "0.8",
+                   "--json", str(stored)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=300)
         text = done.stdout + done.stderr
         need(done.returncode == 0 and text.endswith("OK\n"), f"the bench ended with {done.returncode}", text)

@@ -80,6 +80,16 @@ TEST_CASE("a counter is summed over its labels, and no other one is") {
   CHECK(sum_counter(text, "absent") == 0);
 }
 
+TEST_CASE("a label is read from the first sample of its metric") {
+  const std::string_view text =
+      "info_other{carries=\"no\"} 1\ninfo{peer=\"a b\",carries=\"posix, sysv\",x=\"1\"} "
+      "1\ninfo{carries=\"later\"} 1\n";
+  CHECK(label_of(text, "info", "carries") == "posix, sysv");
+  CHECK(label_of(text, "info", "peer") == "a b");
+  CHECK(label_of(text, "info", "arries").empty());
+  CHECK(label_of(text, "absent", "carries").empty());
+}
+
 TEST_CASE("the default matrix has every kind of layout, and full every sensible pair") {
   const auto matrix = bench_matrix({});
   REQUIRE(matrix);

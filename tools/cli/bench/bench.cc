@@ -63,7 +63,7 @@ Result<void> plot(const BenchOptions& options, const std::filesystem::path& prog
   }
   const std::string file = options.plot + ".json";
   KVF_TRY_VOID(write_json(file, run));
-  const auto drawn = draw_plot(program_directory, file, options.plot);
+  auto drawn = draw_plot(program_directory, file, options.plot);
   std::error_code ignored;
   std::filesystem::remove(file, ignored);
   return drawn;
@@ -129,8 +129,8 @@ int run_bench(const BenchOptions& options, const std::filesystem::path& program_
   const auto begin = std::chrono::steady_clock::now();
   run_groups(options, program_directory, report);
   report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-  if (!report.daemons.empty()) {
-    fmt::print("{}", daemon_rows(report));
+  if (!report.links.empty()) {
+    fmt::print("{}", link_rows(report));
   }
   if (const auto concluded = conclude(options, program_directory, prepared->baseline, report); !concluded) {
     report.problems.push_back(concluded.error().message);

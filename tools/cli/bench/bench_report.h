@@ -47,13 +47,17 @@ struct CellResult {
   std::vector<FabricResult> fabrics;
 };
 
-/// A daemon after the cells of its group.
+/// The daemon of one side after the cells of its group.
 struct DaemonUse {
-  std::size_t group = 0;
-  std::string fabric;
-  Side side = Side::kPrefill;
   ResidentMemory memory;
   std::optional<double> idle_cpu;  // CPU seconds per second without rooms
+};
+
+struct LinkUse {
+  std::size_t group = 0;
+  std::string fabric;
+  std::string carries;  // what really carries the bytes, as the prefill daemon's metrics say
+  std::array<DaemonUse, 2> daemons;
 };
 
 struct BenchReport {
@@ -63,7 +67,7 @@ struct BenchReport {
   std::uint32_t page_size = 64;    // tokens
   std::uint32_t copy_threads = 1;  // of shm
   std::vector<CellResult> cells;
-  std::vector<DaemonUse> daemons;
+  std::vector<LinkUse> links;
   std::vector<std::string> problems;  // a line each; any makes the bench fail
   double seconds = 0;                 // all of it
 };

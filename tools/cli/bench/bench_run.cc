@@ -3,10 +3,13 @@
 #include <poll.h>
 
 #include <algorithm>
+#include <array>
 #include <chrono>
+#include <utility>
 
 #include "tools/cli/bench/cell_fit.h"
 #include "tools/cli/bench/cell_run.h"
+#include "tools/cli/bench/scrape.h"
 
 namespace kvferry {
 namespace {
@@ -109,37 +112,35 @@ Result<void> BenchGroupRun::measure_cell(const FittingCell& cell) {
 }
 
 Result<void> BenchGroupRun::note_daemons() {
-  const std::size_t begin = report_.daemons.size();
-  std::vector<double> cpu;
-  const auto each = [&](const auto& work) -> Result<void> {
-    for (const auto& link : links_) {
-      for (const Side side : {Side::kPrefill, Side::kDecode}) {
-        KVF_TRY_VOID(work(*link, side, link->cluster().daemon_pid(side)));
-      }
+  const std::size_t begin = report_.links.size();
+  std::vector<std::array<double, 2>> cpu(links_.size());
+  for (std::size_t i = 0; i < links_.size(); ++i) {
+    DemoCluster& cluster = links_[i]->cluster();
+    LinkUse use{group_, links_[i]->fabric(), {}, {}};
+    KVF_TRY(const std::string metrics, scrape(cluster.metrics(Side::kPrefill)));
+    use.carries = label_of(metrics, "kvferry_peer_fabric_info", "carries");
+    for (const Side side : {Side::kPrefill, Side::kDecode}) {
+      const auto at = static_cast<std::size_t>(side);
+      KVF_TRY(use.daemons[at].memory, resident_memory(cluster.daemon_pid(side)));
+      KVF_TRY(cpu[i][at], cpu_seconds(cluster.daemon_pid(side)));
     }
-    return {};
-  };
-  KVF_TRY_VOID(each([&](const BenchLink& link, Side side, pid_t process) -> Result<void> {
-    KVF_TRY(const ResidentMemory memory, resident_memory(process));
-    KVF_TRY(const double used, cpu_seconds(process));
-    cpu.push_back(used);
-    report_.daemons.push_back({group_, link.fabric(), side, memory, std::nullopt});
-    return {};
-  }));
+    report_.links.push_back(std::move(use));
+  }
   if (!options_.idle) {
     return {};
   }
   watcher_.doing(fmt::format("{} {}: idle daemons", group().model, group().layout.name));
   const auto since = std::chrono::steady_clock::now();
   ::poll(nullptr, 0, static_cast<int>(std::chrono::milliseconds(kIdleWindow).count()));
-  std::size_t i = 0;
-  return each([&](const BenchLink&, Side, pid_t process) -> Result<void> {
-    KVF_TRY(const double used, cpu_seconds(process));
-    const std::chrono::duration<double> window = std::chrono::steady_clock::now() - since;
-    report_.daemons[begin + i].idle_cpu = (used - cpu[i]) / window.count();
-    ++i;
-    return {};
-  });
+  for (std::size_t i = 0; i < links_.size(); ++i) {
+    for (const Side side : {Side::kPrefill, Side::kDecode}) {
+      const auto at = static_cast<std::size_t>(side);
+      KVF_TRY(const double used, cpu_seconds(links_[i]->cluster().daemon_pid(side)));
+      const std::chrono::duration<double> window = std::chrono::steady_clock::now() - since;
+      report_.links[begin + i].daemons[at].idle_cpu = (used - cpu[i][at]) / window.count();
+    }
+  }
+  return {};
 }
 
 Result<void> BenchGroupRun::stop() {

@@ -78,17 +78,21 @@ json report_json(const BenchReport& report) {
   for (const CellResult& cell : report.cells) {
     out["cells"].push_back(cell_json(report.matrix, cell));
   }
-  for (const DaemonUse& daemon : report.daemons) {
-    json use{{"model", report.matrix.groups[daemon.group].model},
-             {"layout", report.matrix.groups[daemon.group].layout.name},
-             {"fabric", daemon.fabric},
-             {"side", side_name(daemon.side)},
-             {"own_bytes", daemon.memory.own},
-             {"shared_bytes", daemon.memory.shared}};
-    if (daemon.idle_cpu) {
-      use["idle_cpu"] = *daemon.idle_cpu;
+  for (const LinkUse& link : report.links) {
+    for (const Side side : {Side::kPrefill, Side::kDecode}) {
+      const DaemonUse& daemon = link.daemons[static_cast<std::size_t>(side)];
+      json use{{"model", report.matrix.groups[link.group].model},
+               {"layout", report.matrix.groups[link.group].layout.name},
+               {"fabric", link.fabric},
+               {"carries", link.carries},
+               {"side", side_name(side)},
+               {"own_bytes", daemon.memory.own},
+               {"shared_bytes", daemon.memory.shared}};
+      if (daemon.idle_cpu) {
+        use["idle_cpu"] = *daemon.idle_cpu;
+      }
+      out["daemons"].push_back(std::move(use));
     }
-    out["daemons"].push_back(std::move(use));
   }
   return out;
 }

@@ -39,11 +39,11 @@ std::string report_head(const BenchReport& report) {
       machine.load[2], machine.version, machine.copy_variant, report.copy_threads,
       report.copy_threads == 1 ? "" : "s");
   text += fmt::format(
-      "matrix    {}: fabrics {} in turns, each between two memcpys; {} rounds and a discarded one; median "
+      "matrix    {}: fabrics {} in turns, each between two memcpys; {} round{} and a discarded one; median "
       "(min-max); "
       "page size {}; digests by the daemons (verify): {}\n",
-      report.matrix.name, fmt::join(report.matrix.fabrics, ", "), report.matrix.rounds, report.page_size,
-      report.verify);
+      report.matrix.name, fmt::join(report.matrix.fabrics, ", "), report.matrix.rounds,
+      report.matrix.rounds == 1 ? "" : "s", report.page_size, report.verify);
   text +=
       "measured  from the moment that pages are ready (the fence of kvf_send), when both daemons know of the "
       "room,\n          to the landing at the decode engine, which is the same process; after each turn "
@@ -98,15 +98,24 @@ std::string cell_rows(const BenchReport& report, const CellResult& cell) {
   return text;
 }
 
-std::string daemon_rows(const BenchReport& report) {
-  std::string text = "\ndaemons at the end of their group: memory of their own, MiB (shared with engines)\n";
-  for (const DaemonUse& daemon : report.daemons) {
-    const BenchGroup& group = report.matrix.groups[daemon.group];
-    const std::string name = fmt::format("{} {}", group.model, group.layout.name);
-    text += fmt::format(
-        "  {:<28} {:<8} {:<8} {:>8.1f} ({:.0f}){}\n", name, daemon.fabric, side_name(daemon.side),
-        static_cast<double>(daemon.memory.own) / kMiB, static_cast<double>(daemon.memory.shared) / kMiB,
-        daemon.idle_cpu ? fmt::format(", idle {:.2f} % of a core", *daemon.idle_cpu * 100) : "");
+std::string link_rows(const BenchReport& report) {
+  std::string text =
+      "\ndaemons at the end of their group: memory of their own (shared with engines), MiB, of prefill and "
+      "decode\n";
+  for (const LinkUse& link : report.links) {
+    const BenchGroup& group = report.matrix.groups[link.group];
+    const auto memory = [&](Side side) {
+      const ResidentMemory& of = link.daemons[static_cast<std::size_t>(side)].memory;
+      return fmt::format("{:.1f} ({:.0f})", static_cast<double>(of.own) / kMiB,
+                         static_cast<double>(of.shared) / kMiB);
+    };
+    const auto& idle = link.daemons[0].idle_cpu;
+    text += fmt::format("  {:<28} {:<8} {:<12} {:<12} carried by {}{}\n",
+                        fmt::format("{} {}", group.model, group.layout.name), link.fabric,
+                        memory(Side::kPrefill), memory(Side::kDecode), link.carries,
+                        idle ? fmt::format("; idle {:.2f} and {:.2f} % of a core", *idle * 100,
+                                           link.daemons[1].idle_cpu.value_or(0) * 100)
+                             : "");
   }
   return text;
 }

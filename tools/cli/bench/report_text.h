@@ -12,6 +12,6 @@ std::string report_head(const BenchReport& report);
 std::string group_head(const BenchGroup& group);
 /// A cell of the group, or why it was not run.
 std::string cell_rows(const BenchReport& report, const CellResult& cell);
-std::string daemon_rows(const BenchReport& report);
+std::string link_rows(const BenchReport& report);
 
 }  // namespace kvferry
