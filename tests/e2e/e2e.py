@@ -248,6 +248,47 @@ def plans(build):
     run("--help", expect=0)
 
 
+def bench(build):
+    with tempfile.TemporaryDirectory() as folder:
+        stored = Path(folder) / "run.json"
+        command = [str(build / "tools/kvferry"), "bench", "--quick", "--fabric", "shm,tcp", "--memory", "0.8",
+                   "--json", str(stored)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+        text = done.stdout + done.stderr
+        need(done.returncode == 0 and text.endswith("OK\n"), f"the bench ended with {done.returncode}", text)
+        run = json.loads(stored.read_text())
+        need(run["schema"] == 1 and run["problems"] == [] and run["matrix"]["name"] == "quick", "not a good quick run", text)
+        need([(cell["layout"], cell["tokens"]) for cell in run["cells"]] ==
+             [("same", 64), ("same", 8192), ("dcp1-4", 64), ("dcp1-4", 8192)], "not the cells of the quick matrix", text)
+        for cell in run["cells"]:
+            need([one["fabric"] for one in cell["fabrics"]] == ["shm", "tcp"], f"fabrics of {cell}", text)
+            need(all(cell[copy]["median"] > 0 for copy in ("memcpy", "copy", "copy_threads")), f"copies of {cell}", text)
+            for one in cell["fabrics"]:
+                # Every turn, the discarded one too, was compared: its rows and what else lies in their pages.
+                need(one["verified_bytes"] >= (run["matrix"]["rounds"] + 1) * cell["round_bytes"], f"not all compared: {one}", text)
+                for ratio in ("to_memcpy", "to_copy", "to_copy_threads"):
+                    need(0 < one[ratio]["min"] <= one[ratio]["median"] <= one[ratio]["max"], f"{ratio} of {one}", text)
+                need(0 < one["latency_s"]["p50"] <= one["latency_s"]["p99"] <= one["latency_s"]["p99.9"], f"latencies of {one}", text)
+                need(one["latency_s"]["rooms"] == run["matrix"]["rounds"] * cell["waves"], f"rooms of {one}", text)
+                need(one["writes_per_room"] > 0 and one["cpu_s_per_gb"]["prefill"] > 0, f"writes and CPU of {one}", text)
+        need(len(run["daemons"]) == 2 * 2 * 2 and all(one["own_bytes"] > 0 for one in run["daemons"]), "the daemons' memory", text)
+        # Wrong usage: the field, the value and what is possible, before anything is started.
+        for options, said in ((("--fabric", "smoke"), "smoke"), (("--model", "nobody"), 'model preset "nobody" is unknown'),
+                              (("--quick", "--full"), "excludes"), (("--memory", "60000"), "give less with --memory"),
+                              (("--compare", __file__), "no run of kvferry bench"), (("--rounds", "0"), "--rounds")):
+            done = subprocess.run([*command[:2], *options], capture_output=True, text=True, timeout=60)
+            need(done.returncode == 2 and said in done.stderr + done.stdout, f"{options} ended with {done.returncode}", done.stdout + done.stderr)
+        # A cell that is too large is reported; a run whose ratios were higher is a failure, and only the ratio counts.
+        for cell in run["cells"]:
+            for one in cell["fabrics"]:
+                one["to_memcpy"]["median"] *= 1000
+        stored.write_text(json.dumps(run))
+        done = subprocess.run([*command[:2], "--fabric", "shm", "--layout", "same", "--tokens", "64,1048576", "--rooms", "1",
+                               "--memory", "0.2", "--rounds", "1", "--compare", str(stored)], capture_output=True, text=True, timeout=300)
+        need(done.returncode == 1 and re.search(r"same tokens 64 rooms 1 shm: .* FELL", done.stdout), "the fall is not found", done.stdout)
+        need(re.search(r"1048576 +1 not run: needs 18.0 GiB", done.stdout), "the large cell is not named", done.stdout)
+
+
 CASES = {
     "shm": transfer("shm"),
     "tcp": transfer("tcp"),
@@ -300,6 +341,7 @@ CASES = {
     "metrics": metrics,
     "configurations": configs,
     "plans": plans,
+    "bench": bench,
 }
 
 

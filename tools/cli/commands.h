@@ -6,6 +6,7 @@
 
 namespace kvferry {
 
+void add_bench_command(CLI::App& app, int& exit_status);
 void add_demo_command(CLI::App& app, int& exit_status);
 void add_plan_command(CLI::App& app, int& exit_status);
 

@@ -5,6 +5,7 @@
 #include "tools/cli/commands.h"
 #include "tools/cli/demo/abort_storm.h"
 #include "tools/cli/demo/demo_run.h"
+#include "tools/cli/program_directory.h"
 
 namespace kvferry {
 namespace {
@@ -65,12 +66,6 @@ void add_trial_options(CLI::App& command, DemoOptions& options) {
   command.add_flag("!--no-auth", options.auth, "")->group("");
   command.add_option("--kill", options.kill, "")->check(CLI::IsMember({"prefill", "decode"}))->group("");
   command.add_option("--kill-after", options.kill_after, "")->group("");
-}
-
-std::filesystem::path program_directory() {
-  std::error_code error;
-  const auto self = std::filesystem::read_symlink("/proc/self/exe", error);
-  return error ? std::filesystem::path(".") : self.parent_path();
 }
 
 }  // namespace

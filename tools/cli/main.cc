@@ -17,6 +17,7 @@ int main(int argc, char** argv) {
     int exit_status = 0;
     kvferry::add_demo_command(app, exit_status);
     kvferry::add_plan_command(app, exit_status);
+    kvferry::add_bench_command(app, exit_status);
     try {
       app.parse(argc, argv);
     } catch (const CLI::ParseError& error) {

@@ -1,12 +1,12 @@
 #include "tools/engine/rank.h"
 
 #include <algorithm>
-#include <array>
 #include <utility>
 
 #include "common/base/check.h"
 #include "common/base/log.h"
 #include "common/base/narrow.h"
+#include "tools/engine/attach_pool.h"
 
 namespace kvferry {
 namespace {
@@ -72,20 +72,8 @@ Result<bool> Rank::attach(Instant now) {
     next_attempt_ = now + kBackOffMin;
     return false;
   }
-  kvf_pool pool{};
-  pool.struct_size = sizeof(pool);
-  pool.tp_rank = coord_.tp;
-  pool.pp_rank = coord_.pp;
-  pool.cp_rank = coord_.cp;
-  pool.dp_rank = coord_.dp;
-  pool.page_size = page_size_;
-  pool.dtype = dtype_.c_str();
-  pool.buffers = memory.pool_buffers().data();
-  pool.buffer_count = memory.pool_buffers().size();
-  pool.aux = memory.pool_aux().data();
-  pool.aux_count = memory.pool_aux().size();
-  std::array<char, 512> error{};
-  const int code = kvf_attach(socket_.c_str(), &pool, &engine_, error.data(), error.size());
+  std::string reason;
+  const int code = attach_pool({socket_, memory, coord_, page_size_, dtype_}, engine_, reason);
   if (code == 0) {
     back_off_ = kBackOffMin;
     return true;
@@ -93,9 +81,9 @@ Result<bool> Rank::attach(Instant now) {
   engine_ = nullptr;
   if (!may_pass(code)) {
     return fail(code_from_number(static_cast<std::uint8_t>(-code)), "rank {} cannot attach at {}: {}",
-                index(), socket_, error.data());
+                index(), socket_, reason);
   }
-  if (std::exchange(last_refusal_, error.data()) != error.data()) {
+  if (std::exchange(last_refusal_, reason) != reason) {
     KVF_LOG_WARN("cannot attach yet", log::kv("rank", index()), log::kv("socket", socket_),
                  log::kv("reason", last_refusal_));
   }

@@ -44,6 +44,7 @@ class ChildProcess {
   std::string status();
   bool exited_well() const { return wait_status_ && *wait_status_ == 0; }
   const std::string& name() const { return options_.name; }
+  pid_t pid() const { return pid_; }
   /// The last lines of the log, for a report.
   std::string log_tail() const;
 

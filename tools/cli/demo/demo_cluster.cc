@@ -60,6 +60,16 @@ Result<std::string> find_program(const std::filesystem::path& directory, const s
               name, directory.string(), folder);
 }
 
+Result<void> write_text(const std::filesystem::path& path, const std::string& text) {
+  std::ofstream file(path);
+  file << text;
+  file.close();
+  if (!file) {
+    return fail(Code::kIo, "cannot write {}", path.string());
+  }
+  return {};
+}
+
 /// A key that both daemons share, for this run.
 Result<void> write_key(const std::filesystem::path& path) {
   std::ofstream file(path);
@@ -89,6 +99,9 @@ Result<std::unique_ptr<DemoCluster>> DemoCluster::create(const DemoOptions& opti
   KVF_TRY(cluster->signals_, catch_signals());
   KVF_TRY(cluster->directory_, private_directory());
   KVF_TRY_VOID(write_key(cluster->directory_ / "key"));
+  if (!options.model_text.empty()) {
+    KVF_TRY_VOID(write_text(cluster->model(), options.model_text));
+  }
   return cluster;
 }
 
@@ -104,7 +117,7 @@ DemoCluster::~DemoCluster() {
 Result<void> DemoCluster::write_config(Side side) const {
   const std::string name(side_name(side));
   nlohmann::json config{{"instance", "demo-" + name},
-                        {"model", options_.model},
+                        {"model", model()},
                         {"page_size", layout_.page_size(side)},
                         {"draft_layers", options_.draft_layers},
                         {"topology", topology_to_json(layout_.topology(side))},
@@ -122,6 +135,9 @@ Result<void> DemoCluster::write_config(Side side) const {
     config["ucx"] = {{"transports", options_.fabric == "ucx" ? "shm" : "tcp"}, {"device", "lo"}};
   }
   if (side == Side::kPrefill) {
+    if (options_.copy_threads > 0) {
+      config["shm"] = {{"copy_threads", options_.copy_threads}};
+    }
     config["bootstrap"] = {{"listen", bootstrap_.empty() ? options_.host + ":0" : bootstrap_}};
   } else {
     if (!options_.verify.empty()) {
@@ -130,14 +146,11 @@ Result<void> DemoCluster::write_config(Side side) const {
     config["shm"] = {{"socket", (directory_ / "decode-shm.sock").string()}};
     config["tcp"] = {{"listen", options_.host + ":0"}};
   }
-  const auto path = directory_ / (name + ".json");
-  std::ofstream file(path);
-  file << config.dump(2) << '\n';
-  file.close();
-  if (!file) {
-    return fail(Code::kIo, "cannot write {}", path.string());
-  }
-  return {};
+  return write_text(directory_ / (name + ".json"), config.dump(2) + '\n');
+}
+
+std::string DemoCluster::model() const {
+  return options_.model_text.empty() ? options_.model : (directory_ / "config.json").string();
 }
 
 Result<void> DemoCluster::start() {
@@ -216,7 +229,7 @@ Result<void> DemoCluster::start_engine(Side side) {
                                      "--socket",
                                      engine_socket(side),
                                      "--model",
-                                     options_.model,
+                                     model(),
                                      "--topology",
                                      to_string(layout_.topology(side)),
                                      "--page-size",

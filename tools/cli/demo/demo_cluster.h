@@ -52,6 +52,8 @@ class DemoCluster {
   std::string engine_socket(Side side) const {
     return (directory_ / (std::string(side_name(side)) + ".sock")).string();
   }
+  /// Of a daemon that was started.
+  pid_t daemon_pid(Side side) const { return daemons_[index(side)]->pid(); }
   const std::filesystem::path& directory() const { return directory_; }
   /// Texts that name a side's daemon in a reason: its instance and its addresses.
   std::vector<std::string> daemon_names(Side side) const;
@@ -63,6 +65,7 @@ class DemoCluster {
               std::filesystem::path program_directory);
   static std::size_t index(Side side) { return static_cast<std::size_t>(side); }
   Result<void> write_config(Side side) const;
+  std::string model() const;  // as the daemons and engines are told
   Result<void> start_daemon(Side side);
   Result<void> await_ready(Side side);
   Result<void> start_engine(Side side);

@@ -26,7 +26,8 @@ Result<DemoLayout> demo_layout(const DemoOptions& options) {
   layout.decode_page_size = options.decode_page_size != 0 ? options.decode_page_size : options.page_size;
   // Rooms that a kill has ended may rest while the next ones run.
   layout.rooms = 2 * options.concurrency + 4;
-  KVF_TRY(layout.model, load_geometry(options.model));
+  KVF_TRY(layout.model, options.model_text.empty() ? load_geometry(options.model)
+                                                   : geometry_from_hf_config(options.model_text));
   layout.model.draft_layers = options.draft_layers;
   if (!options.dtype.empty()) {
     KVF_TRY(layout.model.dtype, parse_dtype(options.dtype));

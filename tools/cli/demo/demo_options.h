@@ -29,6 +29,8 @@ struct DemoOptions : LayoutOptions {
   std::string host = "127.0.0.1";  // what the daemons listen on
   bool auth = true;                // the daemons share a key
   std::string verify;              // off, sampled or full; empty: the daemon's default
+  std::string model_text;          // a config.json that stands in for `model`; empty: none
+  std::uint32_t copy_threads = 0;  // of shm; 0: the daemon's default
   bool dense = false;
   bool corrupt = false;
   bool keep = false;

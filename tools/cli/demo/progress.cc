@@ -23,10 +23,22 @@ void Progress::show(const DemoResults& results, std::size_t in_flight) {
   open_ = terminal_;
 }
 
-void Progress::note(const std::string& line) {
+void Progress::show(const std::string& line) {
+  if (terminal_) {
+    fmt::print("\r\x1b[K{}", line);
+    std::fflush(stdout);
+    open_ = true;
+  }
+}
+
+void Progress::print(const std::string& lines) {
   finish();
-  fmt::print("{}\n", line);
+  fmt::print("{}", lines);
   std::fflush(stdout);
+}
+
+void Progress::note(const std::string& line) {
+  print(line + "\n");
 }
 
 void Progress::finish() {

@@ -14,7 +14,11 @@ class Progress {
   Progress();
   /// Shows the state, at most five times a second on a terminal and every two seconds elsewhere.
   void show(const DemoResults& results, std::size_t in_flight);
-  /// Prints a line of its own above the progress.
+  /// On a terminal, shows the line until something else is shown; nothing elsewhere.
+  void show(const std::string& line);
+  /// Prints whole lines above the progress.
+  void print(const std::string& lines);
+  /// The same with one line, without its end.
   void note(const std::string& line);
   /// Leaves the terminal at the start of a fresh line.
   void finish();

@@ -1,22 +1,13 @@
 #include "tools/cli/demo/storm_side.h"
 
-#include <sched.h>
-
 #include <algorithm>
 
 #include "common/base/narrow.h"
+#include "tools/cli/demo/insist.h"
 #include "tools/engine/pattern.h"
 #include "tools/engine/role.h"
 
 namespace kvferry {
-namespace {
-
-using std::chrono::seconds;
-using std::chrono::steady_clock;
-
-constexpr seconds kRetryLimit{20};
-
-}  // namespace
 
 Result<StormSide> StormSide::create(const RankOptions& options, Side side) {
   KVF_TRY(Rank rank, Rank::create(options, 0));
@@ -106,18 +97,9 @@ std::uint64_t StormSide::hash_watched() const {
 }
 
 template <class Call>
-Result<void> StormSide::insist(const char* name, Call call) {
-  const Instant deadline = steady_clock::now() + kRetryLimit;
-  for (;;) {
-    const int code = call();
-    if (code == 0) {
-      return {};
-    }
-    if (!try_again_later(code) || steady_clock::now() > deadline) {
-      return fail(refusal(rank_, name, code));
-    }
-    ::sched_yield();
-  }
+Result<void> StormSide::insist_on(const char* name, Call call) {
+  const int code = insist(call);
+  return code == 0 ? Result<void>{} : fail(refusal(rank_, name, code));
 }
 
 Result<void> StormSide::send(Room room, std::span<const std::uint32_t> pages, std::uint32_t chunks,
@@ -137,7 +119,7 @@ Result<void> StormSide::send(Room room, std::span<const std::uint32_t> pages, st
     chunk.last = number + 1 == chunks ? 1 : 0;
     chunk.aux_slot = chunk.last != 0 ? held_.slot : -1;
     chunk.ready_fd = -1;
-    KVF_TRY_VOID(insist("kvf_send", [&] { return kvf_send(rank_.engine(), &chunk); }));
+    KVF_TRY_VOID(insist_on("kvf_send", [&] { return kvf_send(rank_.engine(), &chunk); }));
     done += part.size();
   }
   return {};
@@ -154,7 +136,7 @@ Result<void> StormSide::expect(Room room, std::span<const std::uint32_t> pages,
   expectation.token_count = tokens_of(pages);
   expectation.aux_slot = held_.slot;
   expectation.prefill_dp_rank = -1;
-  return insist("kvf_expect", [&] { return kvf_expect(rank_.engine(), &expectation); });
+  return insist_on("kvf_expect", [&] { return kvf_expect(rank_.engine(), &expectation); });
 }
 
 void StormSide::abort(Room room) {
@@ -177,7 +159,7 @@ Result<std::optional<StormEnd>> StormSide::poll(Room room) {
       return fail(Code::kProtocol, "{}: final event {} of room {}, while room {} is alive: {}",
                   side_name(side_), event.type, event.room, room, event_error(event).message);
     }
-    end = StormEnd{event.type, steady_clock::now(), event_error(event).message};
+    end = StormEnd{event.type, std::chrono::steady_clock::now(), event_error(event).message};
   }
   if (result < 0) {
     return fail(Code::kUnavailable, "{}: the daemon went away: {}", side_name(side_),

@@ -64,9 +64,8 @@ class StormSide {
  private:
   StormSide(Rank rank, Side side) : rank_(std::move(rank)), side_(side) {}
   RoomRows rows(Room room, std::span<const std::uint32_t> pages) const;
-  /// Repeats a call that was refused for now.
   template <class Call>
-  Result<void> insist(const char* name, Call call);
+  Result<void> insist_on(const char* name, Call call);
 
   Rank rank_;
   Side side_;
