@@ -1,0 +1,99 @@
+"""The pure parts of tools/bench/peers: statistics, the table, what is merged into it, what UCX's log says."""
+import pathlib
+import sys
+import unittest
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "tools" / "bench" / "peers"))
+import report  # noqa: E402
+import truth  # noqa: E402
+
+
+def rounds(*speeds):
+    return [{"gb_s": speed, "ratio": speed / 10, "cpu_s_per_gb": 1.0, "seconds": 0.001, "verified": True} for speed in speeds]
+
+
+class Statistics(unittest.TestCase):
+    def test_the_first_round_is_not_counted(self):
+        made = report.cell("pages", "a", rounds(99, 1, 3, 2))
+        self.assertEqual(made["rounds"], 3)
+        self.assertEqual(made["gb_s"], {"median": 2, "min": 1, "max": 3})
+
+    def test_a_single_round_is_all_there_is(self):
+        self.assertEqual(report.cell("pages", "a", rounds(5))["gb_s"]["median"], 5)
+
+    def test_values_that_are_missing_are_left_out(self):
+        self.assertEqual(report.spread([None, 2, 4]), {"median": 3, "min": 2, "max": 4})
+        self.assertIsNone(report.spread([None]))
+
+    def test_one_transfer_that_was_not_verified_marks_the_cell(self):
+        bad = rounds(1, 2)
+        bad[0]["verified"] = False
+        self.assertFalse(report.cell("pages", "a", bad)["verified"])
+
+
+class Table(unittest.TestCase):
+    def test_what_cannot_run_says_why_in_one_line(self):
+        text = report.table([report.cell("pages", "a", [], "it\nbroke")])
+        self.assertIn("not run: it broke", text)
+        self.assertEqual(len(text.splitlines()), 3)
+
+    def test_rounds_that_were_cut_short_are_shown_with_the_reason(self):
+        self.assertIn("incomplete: not done after 5 s", report.row(report.cell("pages", "a", rounds(1), "not done after 5 s"))[-1])
+
+    def test_only_one_page_has_a_latency(self):
+        self.assertEqual(report.row(report.cell("one-page", "a", rounds(1, 1)))[5], "1.000")
+        self.assertEqual(report.row(report.cell("pages", "a", rounds(1, 1)))[5], "-")
+
+    def test_a_range_is_printed_where_there_is_one(self):
+        self.assertEqual(report.row(report.cell("pages", "a", rounds(9, 1, 2, 3)))[2], "2.000 (1.000-3.000)")
+
+    def test_the_same_work_stands_together(self):
+        cells = [report.cell(work, peer, rounds(1)) for work, peer in (("pages", "a"), ("rows", "a"), ("pages", "b"))]
+        self.assertEqual([line.split()[0] for line in report.table(cells).splitlines()[2:]], ["pages", "pages", "rows"])
+
+
+class Kvferry(unittest.TestCase):
+    def test_a_list_of_cells_is_found_wherever_it_stands(self):
+        record = {"fabric": "tcp", "layout": "dcp1-4", "model": "deepseek-v3", "tokens": 8192, "rooms": 1, "gb_s": 2.5,
+                  "ratio": {"median": 0.5, "min": 0.4, "max": 0.6}, "cpu_s_per_gb": 0.7}
+        for document in ([record], {"cells": [record]}, {"machine": {}, "names": ["x"], "table": [record]}):
+            made, = report.kvferry_cells(document)
+            self.assertEqual((made["work"], made["peer"]), ("rows", "kvferry tcp"))
+            self.assertEqual(made["gb_s"]["median"], 2.5)
+            self.assertEqual(made["ratio"], {"median": 0.5, "min": 0.4, "max": 0.6})
+            self.assertIn("tokens 8192", report.row(made)[-1])
+
+    def test_rounds_become_a_spread(self):
+        made, = report.kvferry_cells([{"fabric": "shm", "layout": "same", "goodput_gb_s": [3, 1, 2]}])
+        self.assertEqual(made["gb_s"], {"median": 2, "min": 1, "max": 3})
+
+    def test_unknown_fields_and_missing_ones_are_no_error(self):
+        made, = report.kvferry_cells({"cells": [{"fabric": "ucx", "layout": {"prefill": "tp=1"}, "reason": "no device"}]})
+        self.assertIn("not run: no device", report.table([made]))
+        self.assertEqual(report.kvferry_cells({"nothing": 1}), [])
+
+
+class Truth(unittest.TestCase):
+    LOG = """[1.0] [vm:1:0]   | initiator self cfg#0                                     |
+[1.0] [vm:1:0]   | remote memory write by ucp_put* from host memory to host |
+[1.0] [vm:1:0]   | 0..inf | zero-copy   | wrong/one                         |
+[1.0] [vm:1:0]   +--------+-------------+-----------------------------------+
+[1.0] [vm:1:0]   | initiator intra-node cfg#1                               |
+[1.0] [vm:1:0]   | remote memory write by ucp_put* from host memory to host |
+[1.0] [vm:1:0]   +--------+-------------+-----------------------------------+
+[1.0] [vm:1:0]   | Range  | Description |              Config               |
+[1.0] [vm:1:0]   +--------+-------------+-----------------------------------+
+[1.0] [vm:1:0]   | 0..inf | zero-copy   | cma/memory                        |
+[1.0] [vm:1:0]   +--------+-------------+-----------------------------------+
+[1.0] [vm:1:0]   | initiator intra-node cfg#1                               |
+[1.0] [vm:1:0]   | active message by ucp_am_send* from host memory          |
+[1.0] [vm:1:0]   | 0..92 | short              | sysv/memory    |
+"""
+
+    def test_the_put_of_the_connection_to_the_peer_counts(self):
+        self.assertEqual(truth.puts(self.LOG), "0..inf zero-copy cma/memory")
+        self.assertEqual(truth.puts("nothing of it"), "")
+
+
+if __name__ == "__main__":
+    unittest.main()
