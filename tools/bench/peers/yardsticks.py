@@ -29,10 +29,10 @@ def wait_for(process, text, seconds):
     while text not in seen:
         left = end - time.monotonic()
         if left <= 0 or not select.select([process.stdout], [], [], left)[0]:
-            raise RuntimeError(f"{process.args[3]} said {seen.decode(errors='replace')!r}, not {text.decode()!r}")
+            raise RuntimeError(f"{' '.join(process.args)} said {seen.decode(errors='replace')!r}, not {text.decode()!r}")
         part = os.read(process.stdout.fileno(), 4096)
         if not part:
-            raise RuntimeError(f"{process.args[3]} ended: {seen.decode(errors='replace')!r}")
+            raise RuntimeError(f"{' '.join(process.args)} ended: {seen.decode(errors='replace')!r}")
         seen += part
 
 
