@@ -63,6 +63,19 @@ class Kvferry(unittest.TestCase):
             self.assertEqual(made["ratio"], {"median": 0.5, "min": 0.4, "max": 0.6})
             self.assertIn("tokens 8192", report.row(made)[-1])
 
+    def test_the_fabrics_of_a_cell_are_rows_of_their_own(self):
+        fabrics = [{"fabric": name, "rate": {"median": rate, "min": rate, "max": rate}, "to_memcpy": {"median": 0.5},
+                    "cpu_s_per_gb": {"prefill": 0.1, "decode": 0.2}, "latency_s": {"p50": 0.004, "p99": 0.1}}
+                   for name, rate in (("shm", 4e9), ("tcp", 2e9))]
+        cell = {"model": "deepseek-v3", "layout": "same", "tokens": 64, "rooms": 1, "fabrics": fabrics}
+        shm, tcp = report.kvferry_cells({"schema": 1, "cells": [cell]})
+        self.assertEqual((shm["peer"], tcp["peer"], shm["work"]), ("kvferry shm", "kvferry tcp", "one-page"))
+        self.assertEqual(report.row(shm)[2:6], ("4.000", "0.500", "0.30", "4.000"))
+
+    def test_other_models_are_other_work(self):
+        made, = report.kvferry_cells([{"fabric": "shm", "layout": "same", "model": "llama-3.1-70b", "gb_s": 1}])
+        self.assertEqual(made["work"], "same llama-3.1-70b")
+
     def test_rounds_become_a_spread(self):
         made, = report.kvferry_cells([{"fabric": "shm", "layout": "same", "goodput_gb_s": [3, 1, 2]}])
         self.assertEqual(made["gb_s"], {"median": 2, "min": 1, "max": 3})

@@ -1,8 +1,10 @@
 """Statistics, the table and what is merged into it. Pure: no process, no clock, standard library only."""
 import statistics
 
-# Layouts of `kvferry bench` that are one of our work items.
+# Layouts of `kvferry bench` that are one of our work items, for the model of our pools.
 WORK = {"same": "pages", "dcp1-4": "rows"}
+MODEL = "deepseek-v3"
+PAGE_TOKENS = 64
 COLUMNS = ("work", "peer", "GB/s median (min-max)", "ratio to memcpy (min-max)", "CPU s/GB", "latency ms", "note")
 
 
@@ -65,10 +67,12 @@ def _first(record, *names):
 
 
 def _numbers(record, *names):
-    """A number, a list of rounds, or a dictionary with a median, as a spread."""
+    """A number, a list of rounds, a dictionary with a median, or one number for each side, as a spread."""
     value = _first(record, *names)
     if isinstance(value, dict):
         middle = _first(value, "median", "p50", "value")
+        if middle is None and set(value) == {"prefill", "decode"}:
+            middle = sum(value.values())
         if not isinstance(middle, (int, float)):
             return None
         low, high = _first(value, "min"), _first(value, "max")
@@ -90,20 +94,40 @@ def _cells_of(document):
     return []
 
 
+def _records(document):
+    """One for each cell and fabric: a cell may hold a list of its fabrics."""
+    for record in _cells_of(document):
+        inner = [one for one in record.get("fabrics") or [] if isinstance(one, dict)]
+        yield from ({**record, **one} for one in inner) if inner else (record,)
+
+
+def _work(record):
+    layout = _first(record, "layout", "layouts", "work") or "?"
+    if isinstance(layout, dict):
+        layout = " ".join(f"{key}={value}" for key, value in layout.items())
+    model = record.get("model")
+    if model not in (None, MODEL):
+        return f"{layout} {model}"
+    if layout == "same" and record.get("tokens") == PAGE_TOKENS and record.get("rooms") == 1:
+        return "one-page"
+    return WORK.get(layout, str(layout))
+
+
 def kvferry_cells(document):
     """The cells of a `kvferry bench --json` file, as far as their fields are known."""
     made = []
-    for record in _cells_of(document):
-        layout = _first(record, "layout", "layouts", "work") or "?"
-        if isinstance(layout, dict):
-            layout = " ".join(f"{key}={value}" for key, value in layout.items())
-        gb_s = _numbers(record, "goodput_gb_s", "gb_s", "goodput", "goodput_median", "goodput_gb_s_median")
-        error = _first(record, "error", "not_run", "skipped", "reason")
+    for record in _records(document):
+        gb_s = _numbers(record, "goodput_gb_s", "gb_s", "goodput", "goodput_median")
+        rate = _numbers(record, "rate")  # bytes a second
+        if gb_s is None and rate is not None:
+            gb_s = {key: value / 1e9 for key, value in rate.items()}
         facts = [f"{name} {record[name]}" for name in ("model", "tokens", "rooms") if record.get(name) is not None]
-        made.append({"work": WORK.get(str(layout), str(layout)), "peer": f"kvferry {_first(record, 'fabric') or '?'}",
+        if record.get("beside"):
+            facts.append(f"beside {record['beside']}")
+        made.append({"work": _work(record), "peer": f"kvferry {_first(record, 'fabric') or '?'}",
                      "rounds": 1 if gb_s else 0, "gb_s": gb_s,
-                     "ratio": _numbers(record, "ratio", "ratio_to_memcpy", "memcpy_ratio"),
-                     "cpu_s_per_gb": _numbers(record, "cpu_s_per_gb"),
-                     "seconds": None, "note": ", ".join(facts), "error": error,
+                     "ratio": _numbers(record, "to_memcpy", "ratio", "ratio_to_memcpy"),
+                     "cpu_s_per_gb": _numbers(record, "cpu_s_per_gb"), "seconds": _numbers(record, "latency_s"),
+                     "note": ", ".join(facts), "error": _first(record, "error", "not_run", "skipped", "reason"),
                      "source": record})
     return made
