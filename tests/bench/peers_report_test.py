@@ -72,6 +72,12 @@ class Kvferry(unittest.TestCase):
         self.assertEqual((shm["peer"], tcp["peer"], shm["work"]), ("kvferry shm", "kvferry tcp", "one-page"))
         self.assertEqual(report.row(shm)[2:6], ("4.000", "0.500", "0.30", "4.000"))
 
+    def test_a_page_of_other_layers_is_not_called_the_same_work(self):
+        cells = [{"fabric": "shm", "layout": "same", "tokens": 64, "rooms": 1, "layers": 8, "gb_s": 1}]
+        self.assertEqual(report.kvferry_cells(cells)[0]["work"], "one-page of other layers")
+        self.assertEqual(report.kvferry_cells(cells, 8)[0]["work"], "one-page")
+        self.assertIn("layers 8", report.kvferry_cells(cells)[0]["note"])
+
     def test_other_models_are_other_work(self):
         made, = report.kvferry_cells([{"fabric": "shm", "layout": "same", "model": "llama-3.1-70b", "gb_s": 1}])
         self.assertEqual(made["work"], "same llama-3.1-70b")

@@ -46,7 +46,7 @@ def row(made):
     note = made.get("note", "")
     if made.get("error"):
         note = ("not run: " if not made["rounds"] else "incomplete: ") + " ".join(str(made["error"]).split())
-    seconds = made.get("seconds") if made["work"] == "one-page" else None
+    seconds = made.get("seconds") if made["work"].startswith("one-page") else None
     latency = {key: value * 1e3 for key, value in seconds.items()} if seconds else None
     return (made["work"], made["peer"], _text(made.get("gb_s"), 3), _text(made.get("ratio"), 3),
             _text(made.get("cpu_s_per_gb"), 2, False), _text(latency, 3), note)
@@ -101,7 +101,7 @@ def _records(document):
         yield from ({**record, **one} for one in inner) if inner else (record,)
 
 
-def _work(record):
+def _work(record, layers):
     layout = _first(record, "layout", "layouts", "work") or "?"
     if isinstance(layout, dict):
         layout = " ".join(f"{key}={value}" for key, value in layout.items())
@@ -109,22 +109,22 @@ def _work(record):
     if model not in (None, MODEL):
         return f"{layout} {model}"
     if layout == "same" and record.get("tokens") == PAGE_TOKENS and record.get("rooms") == 1:
-        return "one-page"
+        return "one-page" if record.get("layers", layers) == layers else "one-page of other layers"
     return WORK.get(layout, str(layout))
 
 
-def kvferry_cells(document):
-    """The cells of a `kvferry bench --json` file, as far as their fields are known."""
+def kvferry_cells(document, layers=61):
+    """The cells of a `kvferry bench --json` file, as far as their fields are known; the peers move `layers` layers."""
     made = []
     for record in _records(document):
         gb_s = _numbers(record, "goodput_gb_s", "gb_s", "goodput", "goodput_median")
         rate = _numbers(record, "rate")  # bytes a second
         if gb_s is None and rate is not None:
             gb_s = {key: value / 1e9 for key, value in rate.items()}
-        facts = [f"{name} {record[name]}" for name in ("model", "tokens", "rooms") if record.get(name) is not None]
+        facts = [f"{name} {record[name]}" for name in ("layers", "tokens", "rooms") if record.get(name) is not None]
         if record.get("beside"):
-            facts.append(f"beside {record['beside']}")
-        made.append({"work": _work(record), "peer": f"kvferry {_first(record, 'fabric') or '?'}",
+            facts.append(f"beside a room of {record['beside']} tokens")
+        made.append({"work": _work(record, layers), "peer": f"kvferry {_first(record, 'fabric') or '?'}",
                      "rounds": 1 if gb_s else 0, "gb_s": gb_s,
                      "ratio": _numbers(record, "to_memcpy", "ratio", "ratio_to_memcpy"),
                      "cpu_s_per_gb": _numbers(record, "cpu_s_per_gb"), "seconds": _numbers(record, "latency_s"),

@@ -25,9 +25,9 @@ def peer_module(name):
 
 
 def target(link, options):
-    pages = options["pages"]
+    size = options["layers"], options["pages"]
     segments = memory.Segments(options["library"])
-    pool = memory.Pool(workload.pool_bytes(pages))
+    pool = memory.Pool(workload.pool_bytes(*size))
     segments.blank(pool)
     make, _ = peer_module(options["peer"])
     peer = make("target", pool, options)
@@ -42,7 +42,7 @@ def target(link, options):
             peer.wait(command["tag"], link.recv)
             link.send({"seen": time.monotonic_ns(), "cpu": time.process_time() - cpu})
         elif command["do"] == "check":
-            parts = workload.segments(command["item"], pages, command["repeat"])
+            parts = workload.segments(command["item"], *size, command["repeat"])
             link.send({"wrong": segments.check(pool, parts), "strays": segments.strays(pool)})
 
 
@@ -51,7 +51,7 @@ class Initiator:
         self.link = link
         self.options = options
         self.segments = memory.Segments(options["library"])
-        self.pool = memory.Pool(workload.pool_bytes(options["pages"]))
+        self.pool = memory.Pool(workload.pool_bytes(options["layers"], options["pages"]))
         self.scratch = memory.Pool(self.pool.size)
         self.segments.fill(self.pool)
         self.segments.blank(self.scratch)
@@ -68,7 +68,7 @@ class Initiator:
 
     def transfer(self, item, repeat):
         """One verified transfer: seconds, seconds of preparing it, CPU seconds of both sides, memcpy seconds around it."""
-        parts = workload.segments(item, self.options["pages"], repeat)
+        parts = workload.segments(item, self.options["layers"], self.options["pages"], repeat)
         self.tags += 1
         tag = b"%016d" % self.tags
         before = self.memcpy_seconds(parts)

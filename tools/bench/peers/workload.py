@@ -1,11 +1,10 @@
 """The work that every peer does: which bytes of the source pool go where in the destination pool.
 
-A pool is LAYERS buffers of `pages` pages; a page is 64 rows of 1,152 B (DeepSeek-V3's latent row in bf16). Both sides
+A pool is `layers` buffers of `pages` pages; a page is 64 rows of 1,152 B (DeepSeek-V3's latent row in bf16). Both sides
 compute the same segments from the same seed, so only addresses are exchanged.
 """
 import numpy as np
 
-LAYERS = 61
 PAGE_ROWS = 64
 ROW_BYTES = 1152
 PAGE_BYTES = PAGE_ROWS * ROW_BYTES
@@ -19,16 +18,16 @@ ITEMS = {
 }
 
 
-def pool_bytes(pages):
-    return LAYERS * pages * PAGE_BYTES
+def pool_bytes(layers, pages):
+    return layers * pages * PAGE_BYTES
 
 
-def segments(item, pages, repeat=0):
+def segments(item, layers, pages, repeat=0):
     """(destination offsets, source offsets, lengths), in the order of layers and tokens."""
     rng = np.random.default_rng((SEED, pages))
     src_pages = rng.permutation(pages).astype(np.uint64)
     dst_pages = rng.permutation(pages).astype(np.uint64)
-    layer = np.arange(LAYERS, dtype=np.uint64)[:, None] * np.uint64(pages * PAGE_BYTES)
+    layer = np.arange(layers, dtype=np.uint64)[:, None] * np.uint64(pages * PAGE_BYTES)
     if item == "pages":
         src = src_pages * np.uint64(PAGE_BYTES)
         dst = dst_pages * np.uint64(PAGE_BYTES)
