@@ -88,6 +88,10 @@ TEST_CASE("a label is read from the first sample of its metric") {
   CHECK(label_of(text, "info", "peer") == "a b");
   CHECK(label_of(text, "info", "arries").empty());
   CHECK(label_of(text, "absent", "carries").empty());
+  CHECK(copy_threads_of("shm 12x avx512") == 12);
+  for (const char* other : {"shm", "shm ", "shm 2", "shm x", "tcp 2x", ""}) {
+    CHECK(copy_threads_of(other) == 0);
+  }
 }
 
 TEST_CASE("the default matrix has every kind of layout, and full every sensible pair") {

@@ -4,7 +4,6 @@
 #include <fstream>
 #include <optional>
 
-#include "common/daemon/config.h"
 #include "tools/cli/bench/bench_run.h"
 #include "tools/cli/bench/compare.h"
 #include "tools/cli/bench/plot.h"
@@ -42,7 +41,6 @@ Result<Prepared> prepare(const BenchOptions& options, const std::filesystem::pat
   out.report.machine = machine_info();
   out.report.verify = options.verify;
   out.report.page_size = options.page_size;
-  out.report.copy_threads = options.copy_threads > 0 ? options.copy_threads : ShmConfig{}.copy_threads;
   return out;
 }
 
