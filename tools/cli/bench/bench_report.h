@@ -70,6 +70,7 @@ struct BenchReport {
   std::vector<LinkUse> links;
   std::vector<std::string> problems;  // a line each; any makes the bench fail
   double seconds = 0;                 // all of it
+  double cores_of_others = 0;         // that other processes used meanwhile, on average
 };
 
 }  // namespace kvferry

@@ -72,6 +72,7 @@ json report_json(const BenchReport& report) {
              {"verify", report.verify},
              {"left_out", report.matrix.left_out}}},
            {"seconds", report.seconds},
+           {"cores_of_others", report.cores_of_others},
            {"problems", report.problems},
            {"cells", json::array()},
            {"daemons", json::array()}};

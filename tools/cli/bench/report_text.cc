@@ -97,6 +97,19 @@ std::string cell_rows(const BenchReport& report, const CellResult& cell) {
   return text;
 }
 
+std::string busy_warning(const BenchReport& report) {
+  constexpr double kLittle = 0.1;
+  if (report.cores_of_others < kLittle) {
+    return {};
+  }
+  return fmt::format(
+      "\nother processes used {:.1f} of {} cores meanwhile: ratios are those of a busy machine, too high "
+      "where a room "
+      "waits more\nthan it copies and too low where two processes copy at once; repeat before you rely on "
+      "them\n",
+      report.cores_of_others, report.machine.cores);
+}
+
 std::string link_rows(const BenchReport& report) {
   std::string text =
       "\ndaemons at the end of their group: memory of their own (shared with engines), MiB, of prefill and "
