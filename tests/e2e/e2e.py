@@ -253,8 +253,11 @@ def bench(build):
         stored = Path(folder) / "run.json"
         command = [str(build / "tools/kvferry"), "bench", "--quick", "--fabric", "shm,tcp", "--memory", "0.8",
                    "--json", str(stored)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+        # A tolerance that nothing can exceed: the stored baseline has the same cells, and this machine's load is no failure.
+        baseline = ["--compare", str(ROOT / "tests/bench/baseline.json"), "--tolerance", "1"]
+        done = subprocess.run([*command, *baseline], capture_output=True, text=True, timeout=300)
         text = done.stdout + done.stderr
+        need(len(re.findall(r"(?:shm|tcp): [\d.]+ x memcpy, baseline [\d.]+$", text, re.M)) == 8, "not compared", text)
         need(done.returncode == 0 and text.endswith("OK\n"), f"the bench ended with {done.returncode}", text)
         run = json.loads(stored.read_text())
         need(run["schema"] == 1 and run["problems"] == [] and run["matrix"]["name"] == "quick", "not a good quick run", text)
