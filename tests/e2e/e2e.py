@@ -253,8 +253,11 @@ def bench(build):
         stored = Path(folder) / "run.json"
         command = [str(build / "tools/kvferry"), "bench", "--quick", "--fabric", "shm,tcp", "--memory", "0.8",
                    "--json", str(stored)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+        # A tolerance that nothing can exceed: the stored baseline has the same cells, and this machine's load is no failure.
+        baseline = ["--compare", str(ROOT / "tests/bench/baseline.json"), "--tolerance", "1"]
+        done = subprocess.run([*command, *baseline], capture_output=True, text=True, timeout=300)
         text = done.stdout + done.stderr
+        need(len(re.findall(r"(?:shm|tcp): [\d.]+ x memcpy, baseline [\d.]+$", text, re.M)) == 8, "not compared", text)
         need(done.returncode == 0 and text.endswith("OK\n"), f"the bench ended with {done.returncode}", text)
         run = json.loads(stored.read_text())
         need(run["schema"] == 1 and run["problems"] == [] and run["matrix"]["name"] == "quick", "not a good quick run", text)
@@ -262,11 +265,11 @@ def bench(build):
              [("same", 64), ("same", 8192), ("dcp1-4", 64), ("dcp1-4", 8192)], "not the cells of the quick matrix", text)
         for cell in run["cells"]:
             need([one["fabric"] for one in cell["fabrics"]] == ["shm", "tcp"], f"fabrics of {cell}", text)
-            need(all(cell[copy]["median"] > 0 for copy in ("memcpy", "copy", "copy_threads")), f"copies of {cell}", text)
+            need(all(cell[copy]["median"] > 0 for copy in ("memcpy", "copy", "copy_parallel")), f"copies of {cell}", text)
             for one in cell["fabrics"]:
                 # Every turn, the discarded one too, was compared: its rows and what else lies in their pages.
                 need(one["verified_bytes"] >= (run["matrix"]["rounds"] + 1) * cell["round_bytes"], f"not all compared: {one}", text)
-                for ratio in ("to_memcpy", "to_copy", "to_copy_threads"):
+                for ratio in ("to_memcpy", "to_copy", "to_copy_parallel"):
                     need(0 < one[ratio]["min"] <= one[ratio]["median"] <= one[ratio]["max"], f"{ratio} of {one}", text)
                 need(0 < one["latency_s"]["p50"] <= one["latency_s"]["p99"] <= one["latency_s"]["p99.9"], f"latencies of {one}", text)
                 need(one["latency_s"]["rooms"] == run["matrix"]["rounds"] * cell["waves"], f"rooms of {one}", text)

@@ -5,6 +5,7 @@
 #include "tools/cli/bench/bench_matrix.h"
 #include "tools/cli/bench/cell_fit.h"
 #include "tools/cli/bench/compare.h"
+#include "tools/cli/bench/process_usage.h"
 #include "tools/cli/bench/report_json.h"
 #include "tools/cli/bench/report_text.h"
 #include "tools/cli/bench/scrape.h"
@@ -88,6 +89,10 @@ TEST_CASE("a label is read from the first sample of its metric") {
   CHECK(label_of(text, "info", "peer") == "a b");
   CHECK(label_of(text, "info", "arries").empty());
   CHECK(label_of(text, "absent", "carries").empty());
+  CHECK(copy_threads_of("shm 12x avx512") == 12);
+  for (const char* other : {"shm", "shm ", "shm 2", "shm x", "tcp 2x", ""}) {
+    CHECK(copy_threads_of(other) == 0);
+  }
 }
 
 TEST_CASE("the default matrix has every kind of layout, and full every sensible pair") {
@@ -220,6 +225,21 @@ TEST_CASE("what is no run, or has no cell in common, is refused by name") {
   refused = compare_runs(run, report_json(report_of({{"tcp", 1.0}})), 0.1);
   REQUIRE_FALSE(refused);
   CHECK(refused.error().message.find("no cell in common") != std::string::npos);
+}
+
+TEST_CASE("what other processes used is said where it matters") {
+  BenchReport report = report_of({{"shm", 1.0}});
+  report.machine.cores = 2;
+  CHECK(busy_warning(report).empty());
+  report.cores_of_others = 1.26;
+  CHECK(busy_warning(report).find("other processes used 1.3 of 2 cores") != std::string::npos);
+}
+
+TEST_CASE("the machine has used at least as much CPU time as this process") {
+  const auto cpu = machine_cpu();
+  REQUIRE(cpu);
+  CHECK(cpu->ours > 0);
+  CHECK(cpu->all > cpu->ours / 2);  // ticks are coarse
 }
 
 TEST_CASE("a cell that was not run is in the table and in the JSON, with the reason") {

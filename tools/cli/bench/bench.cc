@@ -1,10 +1,10 @@
 #include "tools/cli/bench/bench.h"
 
+#include <algorithm>
 #include <chrono>
 #include <fstream>
 #include <optional>
 
-#include "common/daemon/config.h"
 #include "tools/cli/bench/bench_run.h"
 #include "tools/cli/bench/compare.h"
 #include "tools/cli/bench/plot.h"
@@ -42,7 +42,6 @@ Result<Prepared> prepare(const BenchOptions& options, const std::filesystem::pat
   out.report.machine = machine_info();
   out.report.verify = options.verify;
   out.report.page_size = options.page_size;
-  out.report.copy_threads = options.copy_threads > 0 ? options.copy_threads : ShmConfig{}.copy_threads;
   return out;
 }
 
@@ -127,10 +126,15 @@ int run_bench(const BenchOptions& options, const std::filesystem::path& program_
   fmt::print("{}", report_head(report));
   std::fflush(stdout);
   const auto begin = std::chrono::steady_clock::now();
+  const auto cpu_before = machine_cpu();
   run_groups(options, program_directory, report);
   report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  if (const auto cpu = machine_cpu(); cpu && cpu_before) {
+    const double others = cpu->all - cpu_before->all - (cpu->ours - cpu_before->ours);
+    report.cores_of_others = std::max(0.0, others / report.seconds);
+  }
   if (!report.links.empty()) {
-    fmt::print("{}", link_rows(report));
+    fmt::print("{}{}", link_rows(report), busy_warning(report));
   }
   if (const auto concluded = conclude(options, program_directory, prepared->baseline, report); !concluded) {
     report.problems.push_back(concluded.error().message);

@@ -37,8 +37,9 @@ struct CellResult {
   BenchCell cell;
   std::string not_run;  // why; empty: it was
   std::uint32_t waves = 0;
-  std::uint64_t round_bytes = 0;  // that one round of one fabric moves
-  std::uint64_t pieces = 0;       // that memcpy copies them in
+  std::uint32_t copy_threads = 1;  // that shm has
+  std::uint64_t round_bytes = 0;   // that one round of one fabric moves
+  std::uint64_t pieces = 0;        // that memcpy copies them in
   Spread memcpy;
   Spread kernel;            // one thread
   Spread kernels;           // as many threads as shm has
@@ -63,13 +64,13 @@ struct LinkUse {
 struct BenchReport {
   MachineInfo machine;
   BenchMatrix matrix;
-  std::string verify;              // mode of the daemons' own digests
-  std::uint32_t page_size = 64;    // tokens
-  std::uint32_t copy_threads = 1;  // of shm
+  std::string verify;            // mode of the daemons' own digests
+  std::uint32_t page_size = 64;  // tokens
   std::vector<CellResult> cells;
   std::vector<LinkUse> links;
   std::vector<std::string> problems;  // a line each; any makes the bench fail
   double seconds = 0;                 // all of it
+  double cores_of_others = 0;         // that other processes used meanwhile, on average
 };
 
 }  // namespace kvferry

@@ -35,6 +35,7 @@ Result<void> BenchGroupRun::run() {
   watcher_.doing(fmt::format("{} {}: starting {} pairs of daemons", group().model, group().layout.name,
                              report_.matrix.fabrics.size()));
   KVF_TRY_VOID(start(pools, slots));
+  KVF_TRY_VOID(warm_up(cells.front().cell.tokens));
   for (const FittingCell& cell : cells) {
     KVF_TRY_VOID(measure_cell(cell));
   }
@@ -98,12 +99,26 @@ Result<void> BenchGroupRun::start(const PoolSizes& pools, std::uint32_t slots) {
   return {};
 }
 
+// The first room makes the daemons connect; then they say what carries its bytes.
+Result<void> BenchGroupRun::warm_up(std::uint64_t tokens) {
+  const std::vector<BenchRoom> rooms = place_rooms(layout_, {tokens, 1}, 1);
+  prefill_->fill(rooms);
+  for (const auto& link : links_) {
+    KVF_TRY_VOID(run_wave(*link, layout_, *prefill_, *decode_, rooms, next_room_++));
+    KVF_TRY(const std::string metrics, scrape(link->cluster().metrics(Side::kPrefill)));
+    carries_.push_back(label_of(metrics, "kvferry_peer_fabric_info", "carries"));
+    copy_threads_ = std::max(copy_threads_, copy_threads_of(carries_.back()));
+  }
+  return {};
+}
+
 Result<void> BenchGroupRun::measure_cell(const FittingCell& cell) {
   watcher_.doing(fmt::format("{} {}: {}", group().model, group().layout.name, describe(cell.cell)));
   CellResult result;
   result.group = group_;
   result.cell = cell.cell;
-  CellRun run({layout_, *prefill_, *decode_, links_, report_.matrix.rounds, report_.copy_threads, next_room_},
+  result.copy_threads = copy_threads_;
+  CellRun run({layout_, *prefill_, *decode_, links_, report_.matrix.rounds, copy_threads_, next_room_},
               cell.cell, cell.waves);
   KVF_TRY_VOID(run.run(result));
   watcher_.done(result);
@@ -116,9 +131,7 @@ Result<void> BenchGroupRun::note_daemons() {
   std::vector<std::array<double, 2>> cpu(links_.size());
   for (std::size_t i = 0; i < links_.size(); ++i) {
     DemoCluster& cluster = links_[i]->cluster();
-    LinkUse use{group_, links_[i]->fabric(), {}, {}};
-    KVF_TRY(const std::string metrics, scrape(cluster.metrics(Side::kPrefill)));
-    use.carries = label_of(metrics, "kvferry_peer_fabric_info", "carries");
+    LinkUse use{group_, links_[i]->fabric(), carries_[i], {}};
     for (const Side side : {Side::kPrefill, Side::kDecode}) {
       const auto at = static_cast<std::size_t>(side);
       KVF_TRY(use.daemons[at].memory, resident_memory(cluster.daemon_pid(side)));

@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <functional>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "tools/cli/bench/bench_link.h"
@@ -41,6 +42,7 @@ class BenchGroupRun {
   };
   Result<std::vector<FittingCell>> fit_cells(PoolSizes& pools, std::uint32_t& slots);
   Result<void> start(const PoolSizes& pools, std::uint32_t slots);
+  Result<void> warm_up(std::uint64_t tokens);
   Result<void> measure_cell(const FittingCell& cell);
   Result<void> note_daemons();
   Result<void> stop();
@@ -56,6 +58,8 @@ class BenchGroupRun {
   std::unique_ptr<BenchSide> prefill_;
   std::unique_ptr<BenchSide> decode_;
   std::vector<std::unique_ptr<BenchLink>> links_;
+  std::vector<std::string> carries_;  // of links_
+  std::uint32_t copy_threads_ = 1;    // that shm has
   Room next_room_ = 1;
 };
 

@@ -20,4 +20,11 @@ struct ResidentMemory {
 };
 Result<ResidentMemory> resident_memory(pid_t process);
 
+/// CPU seconds of the whole machine, and those of this process and of its children that have ended, so far.
+struct MachineCpu {
+  double all = 0;
+  double ours = 0;
+};
+Result<MachineCpu> machine_cpu();
+
 }  // namespace kvferry

@@ -14,7 +14,7 @@ json fabric_json(const FabricResult& fabric) {
            {"rate", spread_json(fabric.rate)},
            {"to_memcpy", spread_json(fabric.to_memcpy)},
            {"to_copy", spread_json(fabric.to_kernel)},
-           {"to_copy_threads", spread_json(fabric.to_kernels)},
+           {"to_copy_parallel", spread_json(fabric.to_kernels)},
            {"cpu_s_per_gb", {{"prefill", fabric.cpu_per_gb[0]}, {"decode", fabric.cpu_per_gb[1]}}},
            {"send_call_s", fabric.call_p50},
            {"writes_per_room", fabric.writes_per_room},
@@ -40,7 +40,8 @@ json cell_json(const BenchMatrix& matrix, const CellResult& cell) {
   out["pieces"] = cell.pieces;
   out["memcpy"] = spread_json(cell.memcpy);
   out["copy"] = spread_json(cell.kernel);
-  out["copy_threads"] = spread_json(cell.kernels);
+  out["copy_parallel"] = spread_json(cell.kernels);
+  out["copy_threads"] = cell.copy_threads;
   out["copy_to_memcpy"] = spread_json(cell.kernel_to_memcpy);
   out["fabrics"] = json::array();
   for (const FabricResult& fabric : cell.fabrics) {
@@ -69,9 +70,9 @@ json report_json(const BenchReport& report) {
              {"rounds", report.matrix.rounds},
              {"page_size", report.page_size},
              {"verify", report.verify},
-             {"copy_threads", report.copy_threads},
              {"left_out", report.matrix.left_out}}},
            {"seconds", report.seconds},
+           {"cores_of_others", report.cores_of_others},
            {"problems", report.problems},
            {"cells", json::array()},
            {"daemons", json::array()}};

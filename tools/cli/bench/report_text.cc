@@ -33,11 +33,10 @@ std::string report_head(const BenchReport& report) {
   const MachineInfo& machine = report.machine;
   std::string text = fmt::format(
       "machine   {}, {} cores, L3 {:.0f} MiB as reported, {:.0f} GiB memory; {}; load {:.2f} {:.2f} {:.2f}\n"
-      "version   kvferry {}, copy kernel {}, shm with {} copy thread{}\n",
+      "version   kvferry {}, copy kernel {}\n",
       machine.cpu, machine.cores, static_cast<double>(machine.l3_bytes) / kMiB,
       static_cast<double>(machine.memory) / kGiB, machine.kernel, machine.load[0], machine.load[1],
-      machine.load[2], machine.version, machine.copy_variant, report.copy_threads,
-      report.copy_threads == 1 ? "" : "s");
+      machine.load[2], machine.version, machine.copy_variant);
   text += fmt::format(
       "matrix    {}: fabrics {} in turns, each between two memcpys; {} round{} and a discarded one; median "
       "(min-max); "
@@ -80,8 +79,8 @@ std::string cell_rows(const BenchReport& report, const CellResult& cell) {
                   cached ? "; may lie in the L3" : "");
   text += copy_row("memcpy", cell.memcpy, nullptr);
   text += copy_row("copy x1", cell.kernel, &cell.kernel_to_memcpy);
-  if (report.copy_threads > 1) {
-    text += copy_row(fmt::format("copy x{}", report.copy_threads), cell.kernels, &cell.kernels_to_memcpy);
+  if (cell.copy_threads > 1) {
+    text += copy_row(fmt::format("copy x{}", cell.copy_threads), cell.kernels, &cell.kernels_to_memcpy);
   }
   for (const FabricResult& fabric : cell.fabrics) {
     text += fabric_row(fabric);
@@ -96,6 +95,19 @@ std::string cell_rows(const BenchReport& report, const CellResult& cell) {
     }
   }
   return text;
+}
+
+std::string busy_warning(const BenchReport& report) {
+  constexpr double kLittle = 0.1;
+  if (report.cores_of_others < kLittle) {
+    return {};
+  }
+  return fmt::format(
+      "\nother processes used {:.1f} of {} cores meanwhile: ratios are those of a busy machine, too high "
+      "where a room "
+      "waits more\nthan it copies and too low where two processes copy at once; repeat before you rely on "
+      "them\n",
+      report.cores_of_others, report.machine.cores);
 }
 
 std::string link_rows(const BenchReport& report) {

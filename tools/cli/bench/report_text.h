@@ -12,6 +12,8 @@ std::string report_head(const BenchReport& report);
 std::string group_head(const BenchGroup& group);
 /// A cell of the group, or why it was not run.
 std::string cell_rows(const BenchReport& report, const CellResult& cell);
+/// How much of the machine other processes had; empty where that was little.
+std::string busy_warning(const BenchReport& report);
 std::string link_rows(const BenchReport& report);
 
 }  // namespace kvferry

@@ -1,8 +1,10 @@
 #include "tools/cli/bench/scrape.h"
 
 #include <algorithm>
+#include <charconv>
 #include <cstdlib>
 #include <optional>
+#include <system_error>
 #include <utility>
 
 #include "common/http/client.h"
@@ -49,6 +51,17 @@ std::string label_of(std::string_view text, std::string_view name, std::string_v
     return false;
   });
   return value;
+}
+
+std::uint32_t copy_threads_of(std::string_view carries) {
+  constexpr std::string_view kShm = "shm ";
+  if (!carries.starts_with(kShm)) {
+    return 0;
+  }
+  carries.remove_prefix(kShm.size());
+  std::uint32_t threads = 0;
+  const auto [end, error] = std::from_chars(carries.data(), carries.data() + carries.size(), threads);
+  return error == std::errc{} && end != carries.data() + carries.size() && *end == 'x' ? threads : 0;
 }
 
 Result<std::string> scrape(const std::string& address) {

@@ -1,6 +1,7 @@
 #pragma once
 // Samples from a daemon's metrics.
 
+#include <cstdint>
 #include <string>
 #include <string_view>
 
@@ -13,6 +14,9 @@ double sum_counter(std::string_view text, std::string_view name);
 
 /// The value of a label of the first sample of `name`, without escapes; empty where there is none. Pure.
 std::string label_of(std::string_view text, std::string_view name, std::string_view label);
+
+/// Of shm, from what carries its bytes ("shm 2x avx512"): 2; 0 for other fabrics. Pure.
+std::uint32_t copy_threads_of(std::string_view carries);
 
 /// The text of http://`address`/metrics, "host:port".
 Result<std::string> scrape(const std::string& address);
