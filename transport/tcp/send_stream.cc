@@ -16,8 +16,8 @@
 namespace kvferry {
 namespace {
 
-// One turn of one stream; others wait meanwhile.
-constexpr std::uint64_t kTurnBytes = 4 << 20;
+// One turn of one stream; other streams wait meanwhile, and so does what has just been posted.
+constexpr std::uint64_t kTurnBytes = 1 << 20;
 constexpr std::size_t kPartsMax = 1024;  // the system's limit for one call (UIO_MAXIOV)
 constexpr std::size_t kPackedSpanMax = 8192;
 
@@ -29,8 +29,8 @@ Error lost(const char* what, int error_number) {
 
 }  // namespace
 
-SendStream::SendStream(UniqueFd fd, const TcpHello& hello, std::span<std::byte> scratch)
-    : fd_(std::move(fd)), scratch_(scratch), hello_(encode_hello(hello)) {}
+SendStream::SendStream(UniqueFd fd, const TcpHello& hello, PackRing& ring)
+    : fd_(std::move(fd)), ring_(ring), hello_(encode_hello(hello)) {}
 
 bool SendStream::wants_write(const SendQueue& queue) const {
   if (state_ != State::kUp) {
@@ -136,8 +136,10 @@ std::size_t SendStream::collect(std::span<iovec> parts) {
   if (frame_sent_ < frame_.size()) {
     parts[count++] = iovec{frame_.data() + frame_sent_, frame_.size() - frame_sent_};
   }
-  if (const auto packed = pack(); !packed.empty()) {
-    parts[count++] = iovec{const_cast<std::byte*>(packed.data()), packed.size()};
+  pack();
+  if (packed_) {
+    const auto rest = packed_.bytes().first(packed_bytes_).subspan(packed_sent_);
+    parts[count++] = iovec{rest.data(), rest.size()};
     return count;
   }
   std::size_t skip = span_sent_;
@@ -148,23 +150,26 @@ std::size_t SendStream::collect(std::span<iovec> parts) {
   return count;
 }
 
-/// The next short spans, as many as the buffer holds; empty when spans are few or long. What the socket does
-/// not take is packed once more by the next call, out of the cache then.
-std::span<const std::byte> SendStream::pack() {
+/// Packs the next short spans, as many as a buffer holds, where they are short and many.
+void SendStream::pack() {
   const std::span<const std::span<const std::byte>> spans(taken_.block.spans);
-  if (spans.size() - span_ < 2 || taken_.block.header.payload_bytes / spans.size() > kPackedSpanMax ||
-      spans[span_].size() > scratch_.size()) {
-    return {};
+  if (packed_ || span_sent_ > 0 || spans.size() - span_ < 2 ||
+      taken_.block.header.payload_bytes / spans.size() > kPackedSpanMax) {
+    return;
   }
-  const auto rest = spans[span_].subspan(span_sent_);
-  std::memcpy(scratch_.data(), rest.data(), rest.size());
-  std::size_t bytes = rest.size();
-  std::size_t end = span_ + 1;
-  while (end < spans.size() && bytes + spans[end].size() <= scratch_.size()) {
-    bytes += spans[end++].size();
+  packed_ = ring_.take();
+  packed_end_ = span_;
+  packed_bytes_ = 0;
+  packed_sent_ = 0;
+  const std::size_t room = packed_.bytes().size();
+  while (packed_end_ < spans.size() && packed_bytes_ + spans[packed_end_].size() <= room) {
+    packed_bytes_ += spans[packed_end_++].size();
   }
-  copy_gather(scratch_.data() + rest.size(), spans.subspan(span_ + 1, end - span_ - 1));
-  return scratch_.first(bytes);
+  if (packed_bytes_ == 0) {
+    packed_ = {};
+    return;
+  }
+  copy_gather(packed_.bytes().data(), spans.subspan(span_, packed_end_ - span_));
 }
 
 void SendStream::wrote(std::size_t bytes) {
@@ -172,6 +177,15 @@ void SendStream::wrote(std::size_t bytes) {
   const std::size_t of_header = std::min(bytes, frame_.size() - frame_sent_);
   frame_sent_ += of_header;
   bytes -= of_header;
+  if (packed_) {
+    const std::size_t of_packed = std::min(bytes, packed_bytes_ - packed_sent_);
+    packed_sent_ += of_packed;
+    bytes -= of_packed;
+    if (packed_sent_ == packed_bytes_) {
+      span_ = packed_end_;
+      packed_ = {};
+    }
+  }
   while (bytes > 0) {
     const std::size_t of_span = std::min(bytes, spans[span_].size() - span_sent_);
     span_sent_ += of_span;

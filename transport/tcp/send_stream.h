@@ -18,6 +18,7 @@
 #include "common/base/unique_fd.h"
 #include "transport/send_queue.h"
 #include "transport/tcp/hello.h"
+#include "transport/tcp/pack_ring.h"
 
 struct iovec;
 
@@ -31,8 +32,8 @@ class SendStream {
     std::vector<TransferKey> drained;  // answers to drain()
   };
 
-  /// `scratch` is shared by the streams of one thread and outlives them; nothing stays in it between calls.
-  SendStream(UniqueFd fd, const TcpHello& hello, std::span<std::byte> scratch);
+  /// `ring` outlives the stream.
+  SendStream(UniqueFd fd, const TcpHello& hello, PackRing& ring);
 
   /// Writes until the socket is full, the queue empty, or a fair share is written. An Error means that the
   /// stream is broken; `outcome` is valid in any case.
@@ -50,11 +51,11 @@ class SendStream {
   bool next_frame(SendQueue& queue);
   Result<bool> write_frame();
   std::size_t collect(std::span<iovec> parts);
-  std::span<const std::byte> pack();
+  void pack();
   void wrote(std::size_t bytes);
 
   UniqueFd fd_;
-  std::span<std::byte> scratch_;
+  PackRing& ring_;
   State state_ = State::kConnecting;
   std::array<std::byte, kHelloBytes> hello_;
   std::size_t hello_sent_ = 0;
@@ -66,6 +67,10 @@ class SendStream {
   SendQueue::Taken taken_;
   std::size_t span_ = 0;       // first span that is not all sent
   std::size_t span_sent_ = 0;  // bytes of it
+  PackRing::Lease packed_;     // holds spans [span_, packed_end_) when it is there
+  std::size_t packed_end_ = 0;
+  std::size_t packed_bytes_ = 0;
+  std::size_t packed_sent_ = 0;
   BlockBytes answer_ = {};
   std::size_t answer_have_ = 0;
 };

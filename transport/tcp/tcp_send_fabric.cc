@@ -15,7 +15,9 @@
 namespace kvferry {
 namespace {
 
-constexpr std::size_t kScratchBytes = 256 << 10;  // stays in the second-level cache
+// Together at most half of a second-level cache.
+constexpr std::size_t kPackBuffers = 4;
+constexpr std::size_t kPackBytes = 256 << 10;
 
 }  // namespace
 
@@ -61,7 +63,7 @@ class TcpSendFabric::Impl {
   const TcpSendConfig config_;
   const FabricSink sink_;
   // Everything below belongs to the loop's thread.
-  std::vector<std::byte> scratch_ = std::vector<std::byte>(kScratchBytes);
+  PackRing ring_{kPackBuffers, kPackBytes};
   std::map<PeerId, std::unique_ptr<Peer>> peers_;
   std::unique_ptr<EventLoop> loop_;
 };
@@ -107,7 +109,7 @@ Result<void> TcpSendFabric::Impl::open_streams(Peer& peer, const TcpOffer& offer
     KVF_TRY(UniqueFd fd, connect_tcp(offer.host, offer.port, config_.socket));
     const TcpHello hello{static_cast<std::uint8_t>(i), static_cast<std::uint8_t>(config_.streams),
                          offer.token};
-    peer.streams.push_back(std::make_unique<Stream>(Stream{SendStream(std::move(fd), hello, scratch_), 0}));
+    peer.streams.push_back(std::make_unique<Stream>(Stream{SendStream(std::move(fd), hello, ring_), 0}));
     Stream* stream = peer.streams.back().get();
     KVF_TRY(stream->watch, loop_->watch(stream->stream.fd(), EPOLLIN | EPOLLOUT,
                                         [this, id = peer.id, stream](std::uint32_t events) {
