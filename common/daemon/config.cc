@@ -90,7 +90,7 @@ void read_fabrics(FieldReader& root, Role role, DaemonConfig& out) {
     out.tcp.listen = read_address(tcp, "listen", out.tcp.listen);
     out.tcp.advertise = tcp.text("advertise", "");
   } else {
-    out.tcp.connections = static_cast<std::uint32_t>(tcp.number("connections", 2, 1, kConnectionsMax));
+    out.tcp.connections = static_cast<std::uint32_t>(tcp.number("connections", 1, 1, kConnectionsMax));
   }
   out.tcp.socket_buffer_bytes = tcp.bytes("socket_buffer", 1u << 20, 0, 1u << 30);
   tcp.finish();

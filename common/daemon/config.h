@@ -36,9 +36,11 @@ struct ShmConfig {
 };
 
 struct TcpConfig {
-  HostPort listen{"127.0.0.1", 0};               // decode: where blocks arrive
-  std::string advertise;                         // host that prefill dials; empty: the listen host
-  std::uint32_t connections = 2;                 // prefill: per peer
+  HostPort listen{"127.0.0.1", 0};  // decode: where blocks arrive
+  std::string advertise;            // host that prefill dials; empty: the listen host
+  // Prefill, per peer. One thread serves all, so more of them are no faster by themselves, and slower for a
+  // few pages: each has a window of its own to open.
+  std::uint32_t connections = 1;
   std::uint64_t socket_buffer_bytes = 1u << 20;  // per direction; 0: the kernel's own tuning
 };
 

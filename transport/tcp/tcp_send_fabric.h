@@ -13,7 +13,7 @@
 namespace kvferry {
 
 struct TcpSendConfig {
-  std::uint32_t streams = 2;  // connections per peer, 1..16
+  std::uint32_t streams = 1;  // connections per peer, 1..16
   SendQueueLimits queue;
   TcpSocketOptions socket;
   Nanos connect_deadline = 5'000'000'000;  // from connect() to the last stream's welcome

@@ -92,7 +92,7 @@ TEST_CASE("config: what is left out takes its default") {
     CHECK(config.metrics_listen.to_string() ==
           (role == Role::kPrefill ? "127.0.0.1:9401" : "127.0.0.1:9402"));
     CHECK(config.fabrics == Lines{"shm", "tcp"});
-    CHECK(config.tcp.connections == 2);
+    CHECK(config.tcp.connections == 1);
     CHECK(config.tcp.listen.to_string() == "127.0.0.1:0");
     CHECK(config.tcp.socket_buffer_bytes == 1u << 20);
     CHECK(config.ucx.transports == "rdma");
