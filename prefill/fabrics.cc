@@ -27,6 +27,7 @@ Result<std::unique_ptr<SendFabric>> open_shm(const DaemonConfig& config, FabricS
 Result<std::unique_ptr<SendFabric>> open_tcp(const DaemonConfig& config, FabricSink sink) {
   TcpSendConfig options;
   options.streams = config.tcp.connections;
+  options.socket.congestion = config.tcp.congestion;
   options.socket.buffer_bytes = static_cast<int>(config.tcp.socket_buffer_bytes);
   options.connect_deadline = config.timeouts.connect.count();
   options.spin_max = config.threads.spin().count();

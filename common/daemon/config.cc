@@ -91,6 +91,7 @@ void read_fabrics(FieldReader& root, Role role, DaemonConfig& out) {
     out.tcp.advertise = tcp.text("advertise", "");
   } else {
     out.tcp.connections = static_cast<std::uint32_t>(tcp.number("connections", 1, 1, kConnectionsMax));
+    out.tcp.congestion = tcp.text("congestion", "");
   }
   out.tcp.socket_buffer_bytes = tcp.bytes("socket_buffer", 1u << 20, 0, 1u << 30);
   tcp.finish();
@@ -410,7 +411,9 @@ std::string print_daemon_config(Role role, const DaemonConfig& config) {
                         {"advertise", config.bootstrap_advertise},
                         {"registry", config.registry}};
     out["shm"] = {{"copy_threads", config.shm.copy_threads}, {"allowed_uids", config.shm.allowed_uids}};
-    out["tcp"] = {{"connections", config.tcp.connections}, {"socket_buffer", config.tcp.socket_buffer_bytes}};
+    out["tcp"] = {{"connections", config.tcp.connections},
+                  {"congestion", config.tcp.congestion},
+                  {"socket_buffer", config.tcp.socket_buffer_bytes}};
   } else {
     out["verify"] = {{"mode", config.verify.mode}, {"one_in", config.verify.one_in}};
     out["shm"] = {{"socket", config.shm.socket}, {"allowed_uids", config.shm.allowed_uids}};

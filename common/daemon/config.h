@@ -41,6 +41,7 @@ struct TcpConfig {
   // Prefill, per peer. One thread serves all, so more of them are no faster by themselves, and slower for a
   // few pages: each has a window of its own to open.
   std::uint32_t connections = 1;
+  std::string congestion;                        // prefill: congestion control; empty: the system's choice
   std::uint64_t socket_buffer_bytes = 1u << 20;  // per direction; 0: the kernel's own tuning
 };
 

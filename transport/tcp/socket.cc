@@ -8,6 +8,7 @@
 
 #include <cerrno>
 #include <cstring>
+#include <fstream>
 #include <memory>
 
 #include "common/base/host_port.h"
@@ -47,6 +48,22 @@ Result<void> set(int fd, int level, int option, int value, const char* name) {
   return {};
 }
 
+Result<void> choose_congestion(int fd, const std::string& name) {
+  if (name.empty() ||
+      ::setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, name.data(), static_cast<socklen_t>(name.size())) == 0) {
+    return {};
+  }
+  if (errno != ENOENT && errno != EPERM) {
+    return fail(errno_error(fmt::format("setsockopt TCP_CONGESTION = '{}'", name), errno));
+  }
+  std::ifstream file("/proc/sys/net/ipv4/tcp_available_congestion_control");
+  std::string available;
+  std::getline(file, available);
+  return fail(Code::kInvalid,
+              "congestion control '{}' {}; here are: {}; load its module or choose another one", name,
+              errno == EPERM ? "is for root only" : "is not in this kernel", available);
+}
+
 /// Buffer sizes count from the handshake on, so they are set before listen() and connect().
 Result<void> set_buffers(int fd, const TcpSocketOptions& options) {
   if (options.buffer_bytes > 0) {
@@ -81,6 +98,11 @@ Result<UniqueFd> listen_tcp(const std::string& host, std::uint16_t port, const T
   return fd;
 }
 
+Result<void> check_options(const TcpSocketOptions& options) {
+  KVF_TRY(const UniqueFd fd, open_socket(AF_INET, options));
+  return prepare_tcp(fd.get(), options);
+}
+
 Result<UniqueFd> connect_tcp(const std::string& host, std::uint16_t port, const TcpSocketOptions& options) {
   KVF_TRY(const Address address, parse_address(host, port));
   KVF_TRY(UniqueFd fd, open_socket(address.family(), options));
@@ -99,7 +121,8 @@ Result<void> prepare_tcp(int fd, const TcpSocketOptions& options) {
   KVF_TRY_VOID(set(fd, IPPROTO_TCP, TCP_KEEPIDLE, options.keepalive_idle_s, "TCP_KEEPIDLE"));
   KVF_TRY_VOID(set(fd, IPPROTO_TCP, TCP_KEEPINTVL, options.keepalive_interval_s, "TCP_KEEPINTVL"));
   KVF_TRY_VOID(set(fd, IPPROTO_TCP, TCP_KEEPCNT, options.keepalive_probes, "TCP_KEEPCNT"));
-  return set(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, options.user_timeout_ms, "TCP_USER_TIMEOUT");
+  KVF_TRY_VOID(set(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, options.user_timeout_ms, "TCP_USER_TIMEOUT"));
+  return choose_congestion(fd, options.congestion);
 }
 
 Error socket_error(int fd, const std::string& what) {

@@ -240,6 +240,7 @@ Result<std::unique_ptr<TcpSendFabric>> TcpSendFabric::create(const TcpSendConfig
     return fail(Code::kInvalid, "tcp streams per peer is {}, but must be in 1..{}", config.streams,
                 kTcpStreamsMax);
   }
+  KVF_TRY_VOID(check_options(config.socket));
   KVF_TRY(std::unique_ptr<EventLoop> loop, EventLoop::create(config.spin_max));
   auto impl = std::make_unique<Impl>(config, std::move(sink), std::move(loop));
   impl->start();

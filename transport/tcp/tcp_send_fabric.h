@@ -22,7 +22,8 @@ struct TcpSendConfig {
 
 class TcpSendFabric final : public SendFabric {
  public:
-  /// Starts the thread. kInvalid for a number of streams outside 1..16, kIo when the system refuses.
+  /// Starts the thread. kInvalid for a number of streams outside 1..16 or a congestion control that this
+  /// system does not have, kIo when the system refuses.
   static Result<std::unique_ptr<TcpSendFabric>> create(const TcpSendConfig& config, FabricSink sink);
   ~TcpSendFabric() override;
 

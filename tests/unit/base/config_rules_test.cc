@@ -281,7 +281,7 @@ TEST_CASE("config rules: fabrics are named from a list, each once") {
                         {R"({"shm": {"socket": "/run/x.sock"}})",
                          "shm.socket: is not a known key; known here: allowed_uids, copy_threads"},
                         {R"({"tcp": {"listen": "127.0.0.1:0"}})",
-                         "tcp.listen: is not a known key; known here: connections, socket_buffer"},
+                         "tcp.listen: is not a known key; known here: congestion, connections, socket_buffer"},
                         {R"({"shm": {"allowed_uids": [-1]}})",
                          "shm.allowed_uids: is [-1], must be a list of whole numbers from 0 to 4294967294"},
                     });

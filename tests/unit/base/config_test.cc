@@ -57,6 +57,7 @@ json every_key(Role role) {
   if (role == Role::kPrefill) {
     out["shm"]["copy_threads"] = 64u;
     out["tcp"]["connections"] = 16u;
+    out["tcp"]["congestion"] = "reno";
     out["bootstrap"] = json::parse(
         R"({"listen": "10.0.0.7:8999", "advertise": "node-7.example.com", "registry": "node-1:8998"})");
   } else {

@@ -1,3 +1,5 @@
+#include <netinet/tcp.h>
+
 #include <set>
 
 #include "tests/unit/fabric/tcp_support.h"
@@ -66,6 +68,25 @@ TEST_CASE("tcp works over IPv6 loopback") {
   auto send = make_send(send_log);
   FabricFixture fixture(standard_cases()[1]);
   CHECK(fixture.run(*send, send_log, **receive, receive_log) == "");
+}
+
+TEST_CASE("tcp uses the congestion control that it is told to, and names those that there are") {
+  TcpSendConfig config;
+  config.socket.congestion = "reno";  // every kernel has it
+  RawListener listener;
+  const auto offer = parse_tcp_offer(listener.offer());
+  REQUIRE(offer.has_value());
+  const auto fd = connect_tcp(offer->host, offer->port, config.socket);
+  REQUIRE(fd.has_value());
+  std::array<char, 16> name{};
+  socklen_t bytes = name.size();
+  REQUIRE(::getsockopt(fd->get(), IPPROTO_TCP, TCP_CONGESTION, name.data(), &bytes) == 0);
+  CHECK(std::string(name.data()) == "reno");
+  config.socket.congestion = "nosuch";
+  const auto refused = TcpSendFabric::create(config, [](FabricEvent&&) {});
+  REQUIRE_FALSE(refused.has_value());
+  CHECK(refused.error().code == Code::kInvalid);
+  CHECK_THAT(refused.error().message, Catch::Contains("nosuch") && Catch::Contains("reno"));
 }
 
 TEST_CASE("a short transfer is not held up by a long one") {
