@@ -277,14 +277,15 @@ TEST_CASE("config rules: fabrics are named from a list, each once") {
         });
   CHECK(problems_of(kDecode, config_with(setting("/shm/socket", json("/" + std::string(100, 's')).dump()))) ==
         Lines{"shm.socket: has 101 characters; a Unix socket path has at most 100"});
-  check({kPrefill}, {
-                        {R"({"shm": {"socket": "/run/x.sock"}})",
-                         "shm.socket: is not a known key; known here: allowed_uids, copy_threads"},
-                        {R"({"tcp": {"listen": "127.0.0.1:0"}})",
-                         "tcp.listen: is not a known key; known here: congestion, connections, socket_buffer"},
-                        {R"({"shm": {"allowed_uids": [-1]}})",
-                         "shm.allowed_uids: is [-1], must be a list of whole numbers from 0 to 4294967294"},
-                    });
+  check({kPrefill},
+        {
+            {R"({"shm": {"socket": "/run/x.sock"}})",
+             "shm.socket: is not a known key; known here: allowed_uids, copy_threads"},
+            {R"({"tcp": {"listen": "127.0.0.1:0"}})",
+             "tcp.listen: is not a known key; known here: congestion, connections, socket_buffer"},
+            {R"({"shm": {"allowed_uids": [-1]}})",
+             "shm.allowed_uids: is [-1], must be a list of whole numbers from 0 to 4294967294"},
+        });
   check({kPrefill, kDecode},
         {
             {R"({"ucx": {"transports": "ib"}})", "ucx.transports: is 'ib', must be rdma, shm or tcp"},
