@@ -177,6 +177,7 @@ class Rooms {
     EngineId engine = 0;  // 0: only grants so far
     std::shared_ptr<const Pool> pool;
     std::deque<Chunk> chunks;
+    std::size_t first_unread = 0;  // all chunks before it have been reported as read
     std::uint64_t next_token = 0;  // where the tokens of the last chunk end, or begin while layers miss
     std::uint32_t next_layer = 0;  // of the last chunk's tokens; 0: they have all layers
     bool last_seen = false;

@@ -209,15 +209,19 @@ void Rooms::chunk_read(const RoomKey& key, Entry& entry, std::size_t index, Acti
 }
 
 void Rooms::tell_read(const RoomKey& key, Entry& entry, Actions& out) {
-  for (Chunk& chunk : entry.chunks) {
-    if (!chunk.reported && entry.engine != 0 && complete(entry) && chunk.digesting == 0 &&
-        chunk.read_by == entry.expected->size()) {
+  if (entry.engine == 0 || !complete(entry)) {
+    return;
+  }
+  for (std::size_t index = entry.first_unread; index < entry.chunks.size(); ++index) {
+    Chunk& chunk = entry.chunks[index];
+    if (!chunk.reported && chunk.digesting == 0 && chunk.read_by == entry.expected->size()) {
       chunk.reported = true;
       out.push_back(TellEngine{entry.engine, EngineEvent{.type = EngineEventType::kChunkDone,
                                                          .room = key.room,
                                                          .tokens = chunk.first,
                                                          .layer_end = chunk.layer_end}});
     }
+    entry.first_unread += chunk.reported && index == entry.first_unread ? 1 : 0;
   }
 }
 
