@@ -4,7 +4,8 @@
 //
 // One entry per (room, local prefill rank). Chunks come from the engine, destinations (grants) from decode
 // daemons, in any order. A destination that sends: chunks are planned and posted in order as both sides
-// allow.
+// allow. A chunk has all layers of its tokens, or a group of them; the groups of the same tokens follow each
+// other (rooms_order.cc).
 //
 //        send / grant            all destinations landed, last chunk seen
 //   (none) ----------> alive ------------------------------------------> landed
@@ -128,15 +129,20 @@ class Rooms {
     friend auto operator<=>(const RoomKey&, const RoomKey&) = default;
   };
   struct Chunk {
-    std::vector<std::uint32_t> pages;
+    std::shared_ptr<const std::vector<std::uint32_t>> pages;  // one list for all chunks of the same tokens
     std::uint64_t first = 0;
     std::uint64_t count = 0;
+    std::uint32_t layer_begin = 0;  // both 0: all layers
+    std::uint32_t layer_end = 0;
     bool last = false;
     std::uint64_t fence = 0;      // 0: its rows may be read
     std::uint32_t read_by = 0;    // destinations that need it no longer
     std::uint32_t digesting = 0;  // digests that still read its rows
     bool reported = false;
     HybridRows hybrid = {};  // of the last chunk
+
+    /// Whether the buffers of this part and layer go with the chunk: windows and state go with the last one.
+    bool carries(RowSpace space, std::uint32_t layer) const;
   };
   struct Destination {
     PeerId peer = 0;
@@ -171,7 +177,9 @@ class Rooms {
     EngineId engine = 0;  // 0: only grants so far
     std::shared_ptr<const Pool> pool;
     std::deque<Chunk> chunks;
-    std::uint64_t next_token = 0;
+    std::size_t first_unread = 0;  // all chunks before it have been reported as read
+    std::uint64_t next_token = 0;  // where the tokens of the last chunk end, or begin while layers miss
+    std::uint32_t next_layer = 0;  // of the last chunk's tokens; 0: they have all layers
     bool last_seen = false;
     std::vector<AuxBytes> aux;
     std::map<RankIndex, Destination> destinations;
@@ -203,11 +211,20 @@ class Rooms {
   struct LocalRank {
     EngineId engine = 0;
     std::shared_ptr<const Pool> pool;
+    std::vector<std::uint32_t> layers;  // that have a buffer, ascending
+
+    std::uint32_t layers_end() const { return layers.back() + 1; }
+    bool completes(const EngineChunk& chunk) const {
+      return chunk.all_layers() || chunk.layer_end == layers_end();
+    }
   };
   using Entries = std::map<RoomKey, Entry>;
 
-  Result<void> check_chunk(const EngineChunk& chunk, const Pool& pool) const;
-  Result<void> check_order(const Entry& entry, const EngineChunk& chunk) const;
+  Result<void> check_chunk(const EngineChunk& chunk, const LocalRank& local) const;
+  static Result<void> check_layers(const EngineChunk& chunk, const LocalRank& local);
+  Result<void> check_order(const Entry& entry, const EngineChunk& chunk, const LocalRank& local) const;
+  static Result<void> check_first_layers(const EngineChunk& chunk, const LocalRank& local);
+  static Result<void> check_next_layers(const Entry& entry, const EngineChunk& chunk);
   void on_grant(Nanos now, PeerId peer, const message::Grant& grant, Actions& out);
   Result<void> add_destination(Nanos now, PeerId peer, const message::Grant& grant, RankIndex rank);
   Result<void> bind_layout(RankIndex rank, Destination& to);
@@ -215,8 +232,8 @@ class Rooms {
   void on_landed(Nanos now, PeerId peer, const message::Landed& landed, Actions& out);
   void pump(Nanos now, const RoomKey& key, Entry& entry, Actions& out);
   Result<void> post_chunk(Nanos now, const RoomKey& key, Entry& entry, Destination& to, Actions& out);
-  Result<std::vector<std::shared_ptr<const Plan>>> plan_chunk_parts(const Chunk& chunk, Destination& to,
-                                                                    Room room) const;
+  Result<std::vector<std::shared_ptr<const Plan>>> plan_chunk_parts(const Entry& entry, const Chunk& chunk,
+                                                                    const Destination& to, Room room) const;
   void digest_chunk(const RoomKey& key, Entry& entry, Destination& to, Actions& out) const;
   void send_digest(const RoomKey& key, const Entry& entry, Destination& to, Actions& out) const;
   void tell_read(const RoomKey& key, Entry& entry, Actions& out);

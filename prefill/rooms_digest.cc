@@ -21,7 +21,7 @@ void Rooms::digest_chunk(const RoomKey& key, Entry& entry, Destination& to, Acti
   task->pool = entry.pool;
   task->topology = options_.topology;
   task->coord = options_.topology.coord(key.rank);
-  task->pages = std::make_shared<const std::vector<std::uint32_t>>(chunk.pages);
+  task->pages = chunk.pages;
   task->window_pages = std::make_shared<const std::vector<std::uint32_t>>(chunk.hybrid.window_pages);
   task->rows = {*task->pages, chunk.first, *task->window_pages, chunk.hybrid.window_first,
                 chunk.hybrid.state_slot};
@@ -36,7 +36,8 @@ void Rooms::digest_chunk(const RoomKey& key, Entry& entry, Destination& to, Acti
   DigestTask::Peer other{peer.topology, peer.topology.coord(to.key.decode_rank), task->grid.tokens, {}};
   for (const PairLayout& layout : *to.layouts) {
     for (const BufferPair& pair : layout.pairs) {
-      if (layout.elected(key.room)) {
+      const std::uint32_t layer = entry.pool->layout().buffers[pair.src_buffer].shape.layer;
+      if (layout.elected(key.room) && chunk.carries(layout.space, layer)) {
         other.buffers.push_back(pair.src_buffer);
       }
     }

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "common/pool/hybrid_rows.h"
 #include "prefill/rooms.h"
 
 namespace kvferry::prefill {
@@ -11,7 +10,13 @@ Rooms::Rooms(RoomsOptions options)
     : options_(std::move(options)), model_(std::make_shared<const ModelGeometry>(options_.model)) {}
 
 Result<void> Rooms::attach(EngineId engine, RankIndex rank, std::shared_ptr<const Pool> pool) {
-  const auto [at, fresh] = ranks_.try_emplace(rank, LocalRank{engine, std::move(pool)});
+  std::vector<std::uint32_t> layers;
+  for (const BufferPlace& place : pool->layout().buffers) {
+    layers.push_back(place.shape.layer);
+  }
+  std::sort(layers.begin(), layers.end());
+  layers.erase(std::unique(layers.begin(), layers.end()), layers.end());
+  const auto [at, fresh] = ranks_.try_emplace(rank, LocalRank{engine, std::move(pool), std::move(layers)});
   if (!fresh) {
     return fail(Code::kConflict, "rank {} is attached already; detach the other engine process first", rank);
   }
@@ -27,75 +32,6 @@ std::optional<RankIndex> Rooms::rank_of(EngineId engine) const {
   return at == engines_.end() ? std::nullopt : std::optional(at->second);
 }
 
-Result<void> Rooms::check_chunk(const EngineChunk& chunk, const Pool& pool) const {
-  const std::uint64_t page = pool.page_size();
-  const std::uint64_t virtual_page = page * options_.topology.dcp;
-  if (!room_is_legal(chunk.room)) {
-    return fail(Code::kInvalid, "room {} is not from 1 to 2^63-1", chunk.room);
-  }
-  if (chunk.first_token > kRoomMax || chunk.token_count > kRoomMax - chunk.first_token) {
-    return fail(Code::kInvalid, "room {}: first_token {} plus token_count {} is beyond 2^63-1", chunk.room,
-                chunk.first_token, chunk.token_count);
-  }
-  if (chunk.first_token % virtual_page != 0) {
-    return fail(Code::kInvalid, "room {}: first_token {} is not a multiple of page_size*dcp = {}", chunk.room,
-                chunk.first_token, virtual_page);
-  }
-  if (!chunk.last && chunk.token_count % virtual_page != 0) {
-    return fail(Code::kInvalid,
-                "room {}: token_count {} is not a multiple of page_size*dcp = {}; only the last chunk may "
-                "end inside a page",
-                chunk.room, chunk.token_count, virtual_page);
-  }
-  if (!chunk.last && chunk.token_count == 0) {
-    return fail(Code::kInvalid, "room {}: token_count is 0; only the last chunk may be empty", chunk.room);
-  }
-  const Interval tokens{chunk.first_token, chunk.first_token + chunk.token_count};
-  KVF_TRY_VOID(check_page_list(pool, virtual_page, chunk.room, tokens, chunk.pages.size()));
-  const std::uint64_t limit = page_count(pool.layout());
-  for (const std::uint32_t id : chunk.pages) {
-    if (id >= limit) {
-      return fail(Code::kInvalid, "room {}: page {} is outside the pool of {} pages", chunk.room, id, limit);
-    }
-  }
-  if (chunk.last) {
-    KVF_TRY_VOID(check_hybrid(pool, virtual_page, chunk.room, {}, tokens.end, chunk.hybrid));
-  }
-  if (chunk.last && chunk.aux_slot >= 0) {
-    for (const AuxField& field : pool.layout().aux) {
-      if (static_cast<std::uint32_t>(chunk.aux_slot) >= field.slots) {
-        return fail(Code::kInvalid, "room {}: aux_slot {} is outside aux field '{}' of {} slots", chunk.room,
-                    chunk.aux_slot, field.name, field.slots);
-      }
-    }
-  }
-  return {};
-}
-
-Result<void> Rooms::check_order(const Entry& entry, const EngineChunk& chunk) const {
-  if (entry.failure) {
-    return fail(entry.failure->code, "room {} has ended: {}", chunk.room, entry.failure->message);
-  }
-  if (entry.engine == 0) {
-    return {};
-  }
-  if (entry.last_seen ||
-      (chunk.first_token != entry.next_token && chunk.first_token == entry.chunks.front().first)) {
-    return fail(Code::kConflict, "room {} is alive already; wait for its final event before using it again",
-                chunk.room);
-  }
-  if (chunk.first_token != entry.next_token) {
-    return fail(Code::kInvalid,
-                "room {}: first_token is {}, the chunks so far end at {}; chunks follow without gaps",
-                chunk.room, chunk.first_token, entry.next_token);
-  }
-  if (entry.chunks.size() >= options_.chunks_per_room_max) {
-    return fail(Code::kExhausted, "room {} has {} chunks, limits.chunks_per_room is {}", chunk.room,
-                entry.chunks.size(), options_.chunks_per_room_max);
-  }
-  return {};
-}
-
 Result<void> Rooms::send(Nanos now, EngineId engine, EngineChunk chunk, std::uint64_t fence,
                          std::vector<AuxBytes> aux, Actions& out) {
   const auto rank = rank_of(engine);
@@ -103,7 +39,7 @@ Result<void> Rooms::send(Nanos now, EngineId engine, EngineChunk chunk, std::uin
     return fail(Code::kInvalid, "this engine has not attached");
   }
   const LocalRank& local = ranks_.at(*rank);
-  KVF_TRY_VOID(check_chunk(chunk, *local.pool));
+  KVF_TRY_VOID(check_chunk(chunk, local));
   const RoomKey key{chunk.room, *rank};
   auto at = entries_.find(key);
   if (chunk.begun && (at == entries_.end() || at->second.engine == 0)) {
@@ -113,11 +49,13 @@ Result<void> Rooms::send(Nanos now, EngineId engine, EngineChunk chunk, std::uin
                 tomb != tombstones_.end() && tomb->second.error ? tomb->second.error->message : "");
   }
   if (at == entries_.end()) {
-    if (const auto tomb = tombstones_.find(key); tomb != tombstones_.end()) {
-      if (!tomb->second.engine_heard && tomb->second.error) {
-        tomb->second.engine_heard = true;
-        return fail(*tomb->second.error);
-      }
+    const auto tomb = tombstones_.find(key);
+    if (tomb != tombstones_.end() && !tomb->second.engine_heard && tomb->second.error) {
+      tomb->second.engine_heard = true;
+      return fail(*tomb->second.error);
+    }
+    KVF_TRY_VOID(check_first_layers(chunk, local));
+    if (tomb != tombstones_.end()) {
       tombstones_.erase(tomb);  // a new use of the room
     }
     if (entries_.size() >= options_.rooms_max) {
@@ -127,21 +65,30 @@ Result<void> Rooms::send(Nanos now, EngineId engine, EngineChunk chunk, std::uin
     at = entries_.try_emplace(key).first;
     at->second.created = now;
   } else {
-    KVF_TRY_VOID(check_order(at->second, chunk));
+    KVF_TRY_VOID(check_order(at->second, chunk, local));
   }
   Entry& entry = at->second;
   entry.engine = engine;
   entry.pool = local.pool;
   entry.progress = now;
-  entry.next_token = chunk.first_token + chunk.token_count;
-  entry.page_count += chunk.pages.size();
+  // The groups of the same tokens have one page list, and their pages count once.
+  auto pages = entry.next_layer != 0 ? entry.chunks.back().pages : nullptr;
+  if (pages == nullptr) {
+    entry.page_count += chunk.pages.size();
+    pages = std::make_shared<const std::vector<std::uint32_t>>(std::move(chunk.pages));
+  }
+  const bool completes = local.completes(chunk);
+  entry.next_token = chunk.first_token + (completes ? chunk.token_count : 0);
+  entry.next_layer = completes ? 0 : chunk.layer_end;
   if (chunk.last) {
     entry.last_seen = true;
     entry.aux = std::move(aux);
   }
-  entry.chunks.push_back(Chunk{.pages = std::move(chunk.pages),
+  entry.chunks.push_back(Chunk{.pages = std::move(pages),
                                .first = chunk.first_token,
                                .count = chunk.token_count,
+                               .layer_begin = chunk.layer_begin,
+                               .layer_end = chunk.layer_end,
                                .last = chunk.last,
                                .fence = fence,
                                .hybrid = std::move(chunk.hybrid)});

@@ -55,7 +55,7 @@ Result<void> Rooms::post_chunk(Nanos now, const RoomKey& key, Entry& entry, Dest
     KVF_TRY_VOID(bind_layout(key.rank, to));
   }
   const Nanos started = options_.stopwatch ? options_.stopwatch() : 0;
-  KVF_TRY(auto plans, plan_chunk_parts(chunk, to, key.room));
+  KVF_TRY(auto plans, plan_chunk_parts(entry, chunk, to, key.room));
   to.report.plan_ns += options_.stopwatch ? options_.stopwatch() - started : 0;
   digest_chunk(key, entry, to, out);
   if (plans.empty() && !chunk.last) {
@@ -93,16 +93,26 @@ Result<void> Rooms::post_chunk(Nanos now, const RoomKey& key, Entry& entry, Dest
   return {};
 }
 
+bool Rooms::Chunk::carries(RowSpace space, std::uint32_t layer) const {
+  if (space == RowSpace::kWindow || space == RowSpace::kState) {
+    return last;
+  }
+  return layer_end == 0 || (layer >= layer_begin && layer < layer_end);
+}
+
 // The plans of the chunk's parts that have anything to move, in the order in which they are posted.
-Result<std::vector<std::shared_ptr<const Plan>>> Rooms::plan_chunk_parts(const Chunk& chunk, Destination& to,
+Result<std::vector<std::shared_ptr<const Plan>>> Rooms::plan_chunk_parts(const Entry& entry,
+                                                                         const Chunk& chunk,
+                                                                         const Destination& to,
                                                                          Room room) const {
+  const auto& buffers = entry.pool->layout().buffers;
   const std::uint64_t end = chunk.first + chunk.count;
   PartRequest request;
   request.tokens = {std::max(chunk.first, to.prefix), std::max(end, to.prefix)};
   request.request = {to.prefix, to.tokens};
   request.window = options_.model.sliding_window;
   request.last = chunk.last;
-  request.src = {chunk.pages, chunk.first, chunk.hybrid.window_pages, chunk.hybrid.window_first,
+  request.src = {*chunk.pages, chunk.first, chunk.hybrid.window_pages, chunk.hybrid.window_first,
                  chunk.hybrid.state_slot};
   request.dst = {*to.pages, to.prefix, to.hybrid.window_pages, to.hybrid.window_first, to.hybrid.state_slot};
   std::vector<std::shared_ptr<const Plan>> plans;
@@ -110,7 +120,19 @@ Result<std::vector<std::shared_ptr<const Plan>>> Rooms::plan_chunk_parts(const C
     if (layout.pairs.empty() || !layout.elected(room)) {
       continue;
     }
+    const auto stays = [&](const BufferPair& pair) {
+      return !chunk.carries(layout.space, buffers[pair.src_buffer].shape.layer);
+    };
+    if (std::all_of(layout.pairs.begin(), layout.pairs.end(), stays)) {
+      continue;
+    }
     KVF_TRY(Plan plan, plan_part(layout, request));
+    if (std::erase_if(plan.pairs, stays) > 0) {
+      plan.bytes = 0;
+      for (const BufferPair& pair : plan.pairs) {
+        plan.bytes += plan.rows * pair.bytes;
+      }
+    }
     if (!plan.runs.empty()) {
       plans.push_back(std::make_shared<const Plan>(std::move(plan)));
     }
@@ -187,14 +209,19 @@ void Rooms::chunk_read(const RoomKey& key, Entry& entry, std::size_t index, Acti
 }
 
 void Rooms::tell_read(const RoomKey& key, Entry& entry, Actions& out) {
-  for (Chunk& chunk : entry.chunks) {
-    if (!chunk.reported && entry.engine != 0 && complete(entry) && chunk.digesting == 0 &&
-        chunk.read_by == entry.expected->size()) {
+  if (entry.engine == 0 || !complete(entry)) {
+    return;
+  }
+  for (std::size_t index = entry.first_unread; index < entry.chunks.size(); ++index) {
+    Chunk& chunk = entry.chunks[index];
+    if (!chunk.reported && chunk.digesting == 0 && chunk.read_by == entry.expected->size()) {
       chunk.reported = true;
-      out.push_back(TellEngine{
-          entry.engine,
-          EngineEvent{.type = EngineEventType::kChunkDone, .room = key.room, .tokens = chunk.first}});
+      out.push_back(TellEngine{entry.engine, EngineEvent{.type = EngineEventType::kChunkDone,
+                                                         .room = key.room,
+                                                         .tokens = chunk.first,
+                                                         .layer_end = chunk.layer_end}});
     }
+    entry.first_unread += chunk.reported && index == entry.first_unread ? 1 : 0;
   }
 }
 

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstddef>
 #include <cstring>
 #include <string>
 #include <utility>
@@ -28,6 +29,10 @@ static_assert(KVF_INVALID == static_cast<int>(Code::kInvalid) &&
               KVF_CORRUPT == static_cast<int>(Code::kCorrupt) &&
               KVF_INTERNAL == static_cast<int>(Code::kInternal));
 static_assert(sizeof(kvf_event::reason) == wire::kReasonBytesMax + 1);
+// What programs were built with: the chunk without its layers, and the event whose last four bytes were
+// padding.
+constexpr std::size_t kChunkWithoutLayers = offsetof(kvf_chunk, layer_begin);
+static_assert(sizeof(void*) != 8 || (kChunkWithoutLayers == 96 && sizeof(kvf_event) == 560));
 
 // Mapping a pool touches each of its pages, at some GiB per second; a large pool is not a hanging daemon.
 constexpr std::chrono::seconds kAttachPerGiB{1};
@@ -64,11 +69,13 @@ int on_engine(kvf_engine* engine, Body&& body) noexcept {
                  [&](const std::string& text) { engine->last_error = text; });
 }
 
-Result<void> check_struct(const char* name, bool given, std::uint32_t struct_size, std::size_t known_size) {
+/// `older_size`: what it was before fields were appended whose zeros mean what was meant then.
+Result<void> check_struct(const char* name, bool given, std::uint32_t struct_size, std::size_t known_size,
+                          std::size_t older_size = 0) {
   if (!given) {
     return fail(Code::kInvalid, "{} is NULL", name);
   }
-  if (struct_size != known_size) {
+  if (struct_size != known_size && (older_size == 0 || struct_size != older_size)) {
     return fail(
         Code::kInvalid,
         "{}.struct_size is {}, this libkvferry ({}) knows {}: set it to sizeof({}), and build with the "
@@ -202,7 +209,7 @@ Result<HybridRows> to_rows(const kvf_hybrid& hybrid) {
 
 Result<int> send(ClientConnection& connection, const kvf_chunk* chunk) {
   KVF_TRY_VOID(check_struct("kvf_chunk", chunk != nullptr, chunk != nullptr ? chunk->struct_size : 0,
-                            sizeof(kvf_chunk)));
+                            sizeof(kvf_chunk), kChunkWithoutLayers));
   KVF_TRY_VOID(check_array("chunk.pages", chunk->pages, chunk->page_count));
   wire::Send message;
   message.room = chunk->room;
@@ -213,6 +220,10 @@ Result<int> send(ClientConnection& connection, const kvf_chunk* chunk) {
   message.begun = connection.room_is_begun(chunk->room);
   message.aux_slot = chunk->aux_slot;
   KVF_TRY(message.hybrid, to_rows(chunk->hybrid));
+  if (chunk->struct_size > kChunkWithoutLayers) {
+    message.layer_begin = chunk->layer_begin;
+    message.layer_end = chunk->layer_end;
+  }
   std::vector<int> fds;
   if (chunk->ready_fd >= 0) {
     fds.push_back(chunk->ready_fd);
@@ -265,6 +276,7 @@ Result<int> next_event(ClientConnection& connection, kvf_event* event, int timeo
   event->bytes = next->bytes;
   event->transfer_ns = next->transfer_ns;
   event->code = next->code;
+  event->layer_end = next->layer_end;
   const std::string_view reason = cut_text(next->reason, wire::kReasonBytesMax);
   std::memcpy(event->reason, reason.data(), reason.size());
   return 1;

@@ -114,10 +114,19 @@ typedef struct kvf_hybrid {
  * multiple of the virtual page; chunks of a room follow each other without gaps, the first starts at 0 or at
  * the decode prefix that KVF_EVENT_GRANTED reported. Only the last chunk may end inside a page. The last
  * chunk may be empty. Where decode has several pipeline stages, each of them takes the aux row from a prefill
- * stage that it meets: then the engines of every prefill stage name an aux_slot. */
+ * stage that it meets: then the engines of every prefill stage name an aux_slot.
+ *
+ * By layers: the same tokens may be sent by several calls, each for the layers [layer_begin, layer_end) as
+ * they are computed, with a ready_fd of its own. These calls have the same first_token, token_count and
+ * pages. Their ranges ascend without gaps; the first begins at or below this rank's first layer; each holds
+ * at least one layer of this rank. The one that ends behind this rank's last layer (draft layers, whose ids
+ * follow the model's, included) completes the tokens, and only then others may follow. `last`, aux_slot and
+ * hybrid come with the completing call only; the rows of sliding windows and recurrent state go then,
+ * whatever their layer, so they are ready with its ready_fd. Each call counts as a chunk in the daemon's
+ * limits.chunks_per_room. */
 typedef struct kvf_chunk {
-  uint32_t struct_size;
-  uint64_t room; /* 1 .. 2^63-1 */
+  uint32_t struct_size; /* the size without the layers is legal, too, and means all of them */
+  uint64_t room;        /* 1 .. 2^63-1 */
   const uint32_t* pages;
   size_t page_count;
   uint64_t first_token;
@@ -126,6 +135,7 @@ typedef struct kvf_chunk {
   int aux_slot;      /* -1 = none; only with last */
   int ready_fd;      /* -1 = pages are ready; else an eventfd that becomes readable when they are */
   kvf_hybrid hybrid; /* only with last; window pages reach from window_first to the last token */
+  uint32_t layer_begin, layer_end; /* global layer ids, end exclusive; both 0: all layers of this rank */
 } kvf_chunk;
 
 /* Decode: the whole request needs token_count tokens, the first `prefix` of them are here already; `pages`
@@ -147,7 +157,8 @@ typedef struct kvf_expectation {
 typedef enum kvf_event_type {
   KVF_EVENT_NONE = 0,
   KVF_EVENT_GRANTED = 1,    /* prefill: decode is there; `tokens` = decode's prefix */
-  KVF_EVENT_CHUNK_DONE = 2, /* prefill: pages of the chunk starting at `tokens` have been read by all peers */
+  KVF_EVENT_CHUNK_DONE = 2, /* prefill: what the kvf_send with first_token `tokens` and this `layer_end` sends
+                               has been read by all peers; the pages are read when all their layers are */
   KVF_EVENT_LANDED = 3,     /* final, both sides; `tokens` = request length, `bytes` moved for this rank */
   KVF_EVENT_FAILED = 4,     /* final; code and reason */
   KVF_EVENT_ABORTED = 5     /* final; after the drain: pages may be reused */
@@ -162,6 +173,7 @@ typedef struct kvf_event {
   uint64_t transfer_ns; /* LANDED: first post (prefill) or grant (decode) to landing */
   int32_t code;         /* kvf_code of a FAILED or ABORTED room */
   char reason[512];     /* empty unless FAILED or ABORTED */
+  uint32_t layer_end;   /* CHUNK_DONE: as the kvf_send said; 0: all layers. Where padding was before. */
 } kvf_event;
 
 typedef struct kvf_engine kvf_engine;

@@ -37,6 +37,10 @@ struct EngineChunk {
   UniqueFd ready;          // invalid: ready now
   bool begun = false;      // earlier chunks of this use were sent, and its engine has been told of no end
   HybridRows hybrid = {};  // with last
+  std::uint32_t layer_begin = 0;  // global layer ids, end exclusive; both 0: all layers of the rank
+  std::uint32_t layer_end = 0;
+
+  bool all_layers() const { return layer_begin == 0 && layer_end == 0; }
 };
 
 struct EngineExpectation {
@@ -72,6 +76,7 @@ struct EngineEvent {
   std::uint64_t transfer_ns = 0;
   Code code = Code::kInternal;
   std::string reason{};
+  std::uint32_t layer_end = 0;  // kChunkDone: of the chunk; 0: all layers
 };
 
 /// What a daemon does with its engines. All calls come on the io_context's thread; an Error is sent back as

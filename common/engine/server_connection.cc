@@ -34,7 +34,8 @@ wire::Event to_wire(const EngineEvent& event) {
                      event.bytes,
                      event.transfer_ns,
                      has_code ? static_cast<std::uint8_t>(event.code) : std::uint8_t{0},
-                     has_code ? event.reason : std::string{}};
+                     has_code ? event.reason : std::string{},
+                     event.layer_end};
 }
 
 }  // namespace

@@ -135,6 +135,8 @@ Result<EngineChunk> checked_chunk(wire::Send send, std::vector<UniqueFd> fds, co
   chunk.begun = send.begun;
   chunk.aux_slot = send.aux_slot;
   chunk.hybrid = std::move(send.hybrid);
+  chunk.layer_begin = send.layer_begin;
+  chunk.layer_end = send.layer_end;
   if (!fds.empty()) {
     chunk.ready = std::move(fds[0]);
   }

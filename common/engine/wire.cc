@@ -157,6 +157,8 @@ std::string encode(std::uint64_t seq, const Send& message, std::size_t fds) {
   map["begun"] = message.begun;
   map["aux_slot"] = message.aux_slot;
   put_hybrid(map, message.hybrid);
+  map["layer_begin"] = message.layer_begin;
+  map["layer_end"] = message.layer_end;
   return finish(map);
 }
 
@@ -200,7 +202,8 @@ std::string encode(const Event& message) {
                  {"bytes", message.bytes},
                  {"transfer_ns", message.transfer_ns},
                  {"code", message.code},
-                 {"reason", cut_text(message.reason, kReasonBytesMax)}});
+                 {"reason", cut_text(message.reason, kReasonBytesMax)},
+                 {"layer_end", message.layer_end}});
 }
 
 Envelope::Envelope() = default;
@@ -283,6 +286,8 @@ Result<Send> decode_send(const Envelope& envelope) {
   KVF_TRY(send.begun, reader.boolean("begun"));
   KVF_TRY(send.aux_slot, reader.index_or_none("aux_slot"));
   KVF_TRY(send.hybrid, read_hybrid(reader));
+  KVF_TRY(send.layer_begin, reader.u32("layer_begin"));
+  KVF_TRY(send.layer_end, reader.u32("layer_end"));
   KVF_TRY_VOID(reader.done());
   return send;
 }
@@ -341,6 +346,7 @@ Result<Event> decode_event(const Envelope& envelope) {
   KVF_TRY(const std::uint64_t code, reader.number("code", 255));
   event.code = static_cast<std::uint8_t>(code);
   KVF_TRY(event.reason, reader.any_text("reason", kReasonBytesMax));
+  KVF_TRY(event.layer_end, reader.u32("layer_end"));
   KVF_TRY_VOID(reader.done());
   return event;
 }

@@ -5,7 +5,7 @@
 // A frame's body is a MessagePack map with "op" and, on requests, "seq" and "fds":
 //   engine -> daemon   attach, send, expect, abort: answered by one reply with the same seq; detach: by the
 //   end daemon -> engine   reply {seq, code, message}; event {type, room, tokens, bytes, transfer_ns, code,
-//   reason}
+//   reason, layer_end}
 // Page lists travel as a binary of little-endian uint32. Descriptors (SCM_RIGHTS) are sent with the first
 // byte of their frame, and "fds" says how many belong to it. Unknown, missing and repeated keys are errors.
 //
@@ -59,6 +59,8 @@ struct Send {
   int aux_slot = -1;
   bool begun = false;  // as in Abort
   HybridRows hybrid = {};
+  std::uint32_t layer_begin = 0;  // both 0: all layers
+  std::uint32_t layer_end = 0;
 };
 struct Expect {
   Room room = 0;
@@ -91,6 +93,7 @@ struct Event {
   std::uint64_t transfer_ns = 0;
   std::uint8_t code = 0;
   std::string reason;
+  std::uint32_t layer_end = 0;  // of a chunk that was read; 0: all layers
 };
 
 /// Whole frames, length included.

@@ -51,9 +51,11 @@ def transfer(fabric, *options):
     return run
 
 
-def corrupt(build):
-    text = demo(build, "--requests", "2", "--corrupt", expect=1)
-    need(re.search(r"MISMATCH room \d+ .*layer \d+ .*position \d+ .*rank \d+", text), "the place is not named", text)
+def corrupt(*options):
+    def run(build):
+        text = demo(build, "--requests", "2", "--corrupt", *options, expect=1)
+        need(re.search(r"MISMATCH room \d+ .*layer \d+ .*position \d+ .*rank \d+", text), "the place is not named", text)
+    return run
 
 
 def killed(side, fabric):
@@ -321,7 +323,15 @@ CASES = {
     "index pages over tcp": transfer("tcp", "--model", "deepseek-v3.2"),
     "draft layers": transfer("tcp", "--draft-layers", "1"),
     "page 64 to 16": transfer("shm", "--page-size", "64", "--decode-page-size", "16"),
-    "corrupt byte is found and named": corrupt,
+    "by layers, dcp 1 to 4": transfer("tcp", "--prefill", "tp=1", "--decode", "tp=4,dcp=4", "--layer-group", "8"),
+    "by layers, uneven stages": transfer("shm", "--model", "llama-3.1-8b", "--prefill", "tp=1,pp=2,pp_layers=17+15",
+                                         "--decode", "tp=1", "--layer-group", "5"),
+    "by layers, linear state": transfer("shm", "--model", "qwen3-next-80b-a3b", "--prefill", "tp=2", "--decode", "tp=4",
+                                        "--memory", "1.5", "--concurrency", "1", "--layer-group", "5"),
+    "by layers, sliding windows and small chunks": transfer("ucx", "--model", "gpt-oss-120b", "--prefill", "tp=2", "--decode", "tp=4",
+                                                            "--chunk-tokens", "512", "--layer-group", "7"),
+    "corrupt byte is found and named": corrupt(),
+    "corrupt byte in a group of layers": corrupt("--layer-group", "3"),
     "prefill daemon killed over shm": killed("prefill", "shm"),
     "decode daemon killed over shm": killed("decode", "shm"),
     "prefill daemon killed over tcp": killed("prefill", "tcp"),

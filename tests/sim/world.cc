@@ -23,7 +23,7 @@ Spec random_spec(std::uint64_t seed) {
   spec.seed = seed;
   spec.reach = static_cast<Reach>(rng.below(3));
   spec.page_size = rng.between32(1, 3);
-  const auto layers = rng.between32(1, 2);
+  const auto layers = rng.between32(1, 3);
   const std::uint32_t decode_tp = 1u << rng.below(3);
   if (rng.chance(1, 2)) {
     spec.model = test::small_gqa(4, layers);
@@ -124,6 +124,7 @@ std::shared_ptr<World::Use> World::new_use(Room room, std::uint64_t tokens, bool
   if (use->cuts.empty()) {
     use->cuts.push_back(use->tokens);
   }
+  use->layer_group = rng_.chance(1, 3) ? rng_.between32(1, 2) : 0;
   for (const auto& [rank, engine] : prefill_engines_) {
     use->prefill[rank] = Fate::kNone;
   }

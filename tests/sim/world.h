@@ -125,15 +125,25 @@ class World {
     bool touched = false;  // it may end without landing
     bool haunted = false;  // by an earlier use of the room that not everybody heard of
     std::vector<std::uint64_t> cuts;
-    std::set<RankIndex> granted;  // decode ranks
+    std::uint32_t layer_group = 0;  // layers that go at once; 0: all
+    std::set<RankIndex> granted;    // decode ranks
     std::map<RankIndex, Fate> prefill;
     std::map<RankIndex, Fate> decode;
+
+    std::uint64_t first_of(std::size_t cut) const { return cut == 0 ? prefix : cuts[cut - 1]; }
+  };
+  struct HeldChunk {
+    std::vector<std::uint32_t> pages;
+    std::set<std::uint32_t> unread;  // its groups of layers, by their end
   };
   struct Held {
     std::shared_ptr<Use> use;
-    std::vector<std::uint32_t> pages;  // decode
-    std::map<std::uint64_t, std::vector<std::uint32_t>>
-        chunks;  // prefill: of unfinished chunks, by first token
+    std::vector<std::uint32_t> pages;           // decode
+    std::map<std::uint64_t, HeldChunk> chunks;  // prefill: of unfinished chunks, by first token
+  };
+  struct Piece {  // of what a prefill rank sends of a use: a group of the layers of a chunk
+    std::size_t cut = 0;
+    Interval layers;  // {0, 0}: all
   };
   struct Engine {
     bool prefill = false;
@@ -164,12 +174,11 @@ class World {
   void attach(Engine& engine);
   void engine_dies(Engine& engine, Nanos down);
   void expect(Engine& engine, const std::shared_ptr<Use>& use, int tries);
-  void send_next(Engine& engine, const std::shared_ptr<Use>& use, std::size_t cut, int tries);
-  void compute(Engine& engine, const Use& use, const std::vector<std::uint32_t>& pages, std::uint64_t first,
-               std::uint64_t end);
+  std::vector<Piece> pieces_of(const Engine& engine, const Use& use) const;
+  void send_next(Engine& engine, const std::shared_ptr<Use>& use, std::size_t piece, int tries);
+  void compute(Engine& engine, const Use& use, const std::vector<std::uint32_t>& pages, const Piece& piece);
   void pass_fence(Engine& engine, std::uint64_t life, const std::shared_ptr<Use>& use,
-                  const std::vector<std::uint32_t>& pages, std::uint64_t first, std::uint64_t end,
-                  std::uint64_t fence);
+                  const std::vector<std::uint32_t>& pages, const Piece& piece, std::uint64_t fence);
   void abort_room(Engine& engine, Room room);
   void deliver(Engine& engine, const EngineEvent& event);
   void end(Engine& engine, Room room, Fate fate, const std::string& why);

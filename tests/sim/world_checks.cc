@@ -34,8 +34,8 @@ void World::check_pages() {
       std::uint64_t held = 0;
       for (const auto& [room, item] : engine.held) {
         held += item.pages.size();
-        for (const auto& [first, pages] : item.chunks) {
-          held += pages.size();
+        for (const auto& [first, chunk] : item.chunks) {
+          held += chunk.pages.size();
         }
       }
       if (engine.alive && engine.limbo.empty() && engine.free.size() + held != spec_.pages) {

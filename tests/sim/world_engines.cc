@@ -185,15 +185,40 @@ void World::expect(Engine& engine, const std::shared_ptr<Use>& use, int tries) {
   perform(decode, actions);
 }
 
-void World::send_next(Engine& engine, const std::shared_ptr<Use>& use, std::size_t cut, int tries) {
+// All chunks of the use, each in groups of layers when the use says so. An empty one is not divided.
+std::vector<World::Piece> World::pieces_of(const Engine& engine, const Use& use) const {
+  std::set<std::uint32_t> layers;
+  for (const BufferPlace& place : engine.pool->layout().buffers) {
+    layers.insert(place.shape.layer);
+  }
+  std::vector<Piece> out;
+  for (std::size_t cut = 0; cut < use.cuts.size(); ++cut) {
+    if (use.layer_group == 0 || use.cuts[cut] == use.first_of(cut)) {
+      out.push_back({cut, {}});
+      continue;
+    }
+    const std::uint64_t end = *layers.rbegin() + 1;
+    for (std::uint64_t layer = *layers.begin(); layer < end; layer += use.layer_group) {
+      out.push_back({cut, {layer, std::min(end, layer + use.layer_group)}});
+    }
+  }
+  return out;
+}
+
+void World::send_next(Engine& engine, const std::shared_ptr<Use>& use, std::size_t number, int tries) {
   const bool begun = engine.held.contains(use->room) && engine.held.at(use->room).use == use;
-  if (use->prefill.at(engine.rank) != Fate::kNone || (cut > 0 && !begun)) {
+  if (use->prefill.at(engine.rank) != Fate::kNone || (number > 0 && !begun)) {
     return;
   }
-  const std::uint64_t first = cut == 0 ? use->prefix : use->cuts[cut - 1];
-  const std::uint64_t end = use->cuts[cut];
+  const std::vector<Piece> pieces = pieces_of(engine, *use);
+  const Piece piece = pieces[number];
+  const std::uint64_t first = use->first_of(piece.cut);
+  const std::uint64_t end = use->cuts[piece.cut];
   const std::uint64_t page = std::uint64_t{spec_.page_size} * spec_.prefill.dcp;
-  auto pages = engine.alive && engine.id != 0 ? take(engine, (end - first + page - 1) / page) : std::nullopt;
+  const bool goes_on = number > 0 && pieces[number - 1].cut == piece.cut;
+  auto pages = !engine.alive || engine.id == 0 ? std::nullopt
+               : goes_on ? std::optional(engine.held.at(use->room).chunks.at(first).pages)
+                         : take(engine, (end - first + page - 1) / page);
   if (!pages) {
     if ((tries >= kTries || !engine.alive) && !begun) {
       skip(engine, use);
@@ -201,22 +226,25 @@ void World::send_next(Engine& engine, const std::shared_ptr<Use>& use, std::size
       use->touched = true;
       abort_room(engine, use->room);
     } else {
-      time_.after(10 * kMilli, [this, &engine, use, cut, tries] { send_next(engine, use, cut, tries + 1); });
+      time_.after(10 * kMilli,
+                  [this, &engine, use, number, tries] { send_next(engine, use, number, tries + 1); });
     }
     return;
   }
   // With a fence the rows are still being computed when the chunk is sent.
   const std::uint64_t fence = rng_.chance(1, 4) ? next_fence_++ : 0;
   if (fence == 0) {
-    compute(engine, *use, *pages, first, end);
+    compute(engine, *use, *pages, piece);
   }
   EngineChunk chunk;
   chunk.room = use->room;
   chunk.pages = *pages;
   chunk.first_token = first;
   chunk.token_count = end - first;
-  chunk.last = cut + 1 == use->cuts.size();
-  chunk.begun = cut > 0;
+  chunk.layer_begin = static_cast<std::uint32_t>(piece.layers.begin);
+  chunk.layer_end = static_cast<std::uint32_t>(piece.layers.end);
+  chunk.last = number + 1 == pieces.size();
+  chunk.begun = number > 0;
   std::vector<prefill::AuxBytes> aux;
   if (chunk.last && use->aux) {
     std::vector<std::byte> ids(kAuxWidth);
@@ -229,39 +257,55 @@ void World::send_next(Engine& engine, const std::shared_ptr<Use>& use, std::size
   }
   Held& held = engine.held[use->room];
   held.use = use;
-  held.chunks[first] = *pages;
+  if (!goes_on) {
+    HeldChunk& chunk_held = held.chunks[first];
+    chunk_held.pages = *pages;
+    for (const Piece& other : pieces) {
+      if (other.cut == piece.cut) {
+        chunk_held.unread.insert(static_cast<std::uint32_t>(other.layers.end));
+      }
+    }
+  }
   auto& daemon = static_cast<PrefillDaemon&>(daemon_of(engine));
   prefill::Actions actions;
   const auto sent =
       daemon.rooms->send(clock(daemon), engine.id, std::move(chunk), fence, std::move(aux), actions);
-  trace_.add(100, engine.rank, use->number, cut * 2 + sent.has_value());
+  trace_.add(100, engine.rank, use->number, number * 2 + sent.has_value());
   if (!sent) {
     if (!use->touched && !disturbed_) {
       violation(fmt::format("prefill rank {}: room {}: send refused: {}", engine.rank, use->room,
                             sent.error().message));
     }
-    held.chunks.erase(first);
-    engine.free.insert(engine.free.end(), pages->begin(), pages->end());
+    if (!goes_on) {  // otherwise the groups before it have the pages until the final event
+      held.chunks.erase(first);
+      engine.free.insert(engine.free.end(), pages->begin(), pages->end());
+    }
     if (!begun) {
       engine.held.erase(use->room);
       skip(engine, use);
     }
   } else if (fence != 0) {
     time_.after(random_delay(4 * kMilli),
-                [this, &engine, use, first, end, fence, pages = *pages, life = engine.life] {
-                  pass_fence(engine, life, use, pages, first, end, fence);
+                [this, &engine, use, piece, fence, pages = *pages, life = engine.life] {
+                  pass_fence(engine, life, use, pages, piece, fence);
                 });
   }
-  if (sent && cut + 1 < use->cuts.size()) {
-    time_.after(random_delay(4 * kMilli), [this, &engine, use, cut] { send_next(engine, use, cut + 1, 0); });
+  if (sent && number + 1 < pieces.size()) {
+    time_.after(random_delay(4 * kMilli),
+                [this, &engine, use, number] { send_next(engine, use, number + 1, 0); });
   }
   perform(daemon, actions);
 }
 
 void World::compute(Engine& engine, const Use& use, const std::vector<std::uint32_t>& pages,
-                    std::uint64_t first, std::uint64_t end) {
+                    const Piece& piece) {
+  const std::uint64_t first = use.first_of(piece.cut);
+  const std::uint64_t end = use.cuts[piece.cut];
   for_rows(spec_.model, spec_.prefill, *engine.pool, pages, first, end, [&](const OwnedRow& row) {
     const BufferShape& shape = engine.pool->layout().buffers[row.buffer].shape;
+    if (piece.layers.end != 0 && !piece.layers.contains(shape.layer)) {
+      return;
+    }
     for (std::size_t i = 0; i < row.bytes.size(); ++i) {
       row.bytes[i] = content(use.number, shape.layer, shape.kind, row.head_byte + i, row.token);
     }
@@ -271,14 +315,14 @@ void World::compute(Engine& engine, const Use& use, const std::vector<std::uint3
 // The rows of a chunk are there, and its fence says so. After the end of the room they belong to others, and
 // a kernel that was under way has been waited for; but the fence's message may still come.
 void World::pass_fence(Engine& engine, std::uint64_t life, const std::shared_ptr<Use>& use,
-                       const std::vector<std::uint32_t>& pages, std::uint64_t first, std::uint64_t end,
-                       std::uint64_t fence) {
+                       const std::vector<std::uint32_t>& pages, const Piece& piece, std::uint64_t fence) {
   if (engine.life != life || engine.id == 0) {
     return;
   }
   const auto at = engine.held.find(use->room);
-  if (at != engine.held.end() && at->second.use == use && at->second.chunks.contains(first)) {
-    compute(engine, *use, pages, first, end);
+  if (at != engine.held.end() && at->second.use == use &&
+      at->second.chunks.contains(use->first_of(piece.cut))) {
+    compute(engine, *use, pages, piece);
   }
   auto& daemon = static_cast<PrefillDaemon&>(daemon_of(engine));
   prefill::Actions actions;
@@ -314,11 +358,14 @@ void World::deliver(Engine& engine, const EngineEvent& event) {
     case EngineEventType::kChunkDone:
       if (at != engine.held.end()) {
         const auto chunk = at->second.chunks.find(event.tokens);
-        if (chunk == at->second.chunks.end()) {
+        if (chunk == at->second.chunks.end() || chunk->second.unread.erase(event.layer_end) == 0) {
           violation(fmt::format("prefill rank {}: room {}: a chunk was done twice", engine.rank, event.room));
           return;
         }
-        engine.free.insert(engine.free.end(), chunk->second.begin(), chunk->second.end());
+        if (!chunk->second.unread.empty()) {
+          return;  // other layers of its pages are not read yet
+        }
+        engine.free.insert(engine.free.end(), chunk->second.pages.begin(), chunk->second.pages.end());
         at->second.chunks.erase(chunk);
       }
       return;
@@ -373,8 +420,8 @@ void World::give_back(Engine& engine, Held held) {
     shadow_.revoke(*engine.pool, held.pages, aux_slot(*held.use));
   }
   engine.free.insert(engine.free.end(), held.pages.begin(), held.pages.end());
-  for (const auto& [first, pages] : held.chunks) {
-    engine.free.insert(engine.free.end(), pages.begin(), pages.end());
+  for (const auto& [first, chunk] : held.chunks) {
+    engine.free.insert(engine.free.end(), chunk.pages.begin(), chunk.pages.end());
   }
 }
 

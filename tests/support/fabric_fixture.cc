@@ -69,7 +69,8 @@ std::uint64_t fd_bytes(const PoolLayout& layout, std::uint32_t fd) {
   std::uint64_t end = 0;
   for (const BufferPlace& place : layout.buffers) {
     if (place.fd == fd) {
-      end = std::max(end, place.offset + place.shape.pages * layout.page_size * place.shape.row_bytes);
+      end = std::max(end, place.offset + place.shape.pages * place.shape.rows_of_page(layout.page_size) *
+                                             place.shape.row_bytes);
     }
   }
   for (const AuxField& field : layout.aux) {

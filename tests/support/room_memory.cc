@@ -31,13 +31,18 @@ void for_rows(const RoomRank& rank, std::uint32_t index, const RoomRows& rows, c
     return;
   }
   const Ownership mine = ownership(rank.topology, rank.model, coord);
-  const std::uint32_t page_size = rank.pool->page_size();
-  for (std::uint64_t token = tokens.begin; token < tokens.end; ++token) {
-    if (!mine.tokens.owns(token)) {
+  const TokenClass owned = place.space == RowSpace::kDraft ? TokenClass{} : mine.tokens;
+  const std::uint32_t page_size = place.shape.rows_of_page(rank.pool->page_size());
+  const bool window = place.space == RowSpace::kWindow;
+  const auto& pages = window ? rows.window_pages : rows.pages;
+  const std::uint64_t first = window ? rows.window_first : rows.first;
+  const Interval span = window ? rows.window : tokens;
+  for (std::uint64_t token = span.begin; token < span.end; ++token) {
+    if (!owned.owns(token)) {
       continue;
     }
-    const std::uint64_t local = mine.tokens.owned_before(token) - mine.tokens.owned_before(rows.first);
-    const std::uint64_t row = std::uint64_t{rows.pages[local / page_size]} * page_size + local % page_size;
+    const std::uint64_t local = owned.owned_before(token) - owned.owned_before(first);
+    const std::uint64_t row = std::uint64_t{pages[local / page_size]} * page_size + local % page_size;
     if (!see(row, token, mine.heads.begin * rank.model.head_bytes(place.shape.kind))) {
       return;
     }
@@ -62,7 +67,9 @@ RoomRank make_room_rank(const ModelGeometry& model, const Topology& topology, Ra
   layout.rank = rank;
   layout.page_size = page_size;
   std::uint64_t offset = 0;
-  for (const BufferShape& shape : rank_buffers(model, topology, topology.coord(rank), pages)) {
+  const std::uint32_t draft_rows =
+      model.draft_layers > 0 ? rows_of_page(RowSpace::kDraft, page_size, topology) : 0;
+  for (const BufferShape& shape : rank_buffers(model, topology, topology.coord(rank), pages, draft_rows)) {
     layout.buffers.push_back(BufferPlace{shape, 0, offset});
     offset += shape.pages * shape.rows_of_page(page_size) * shape.row_bytes;
   }
@@ -80,9 +87,26 @@ bool has_state(const RoomRank& rank) {
   return page_count(rank.pool->layout(), RowSpace::kState) > 0;
 }
 
-void fill_rows(const RoomRank& rank, const RoomRows& rows, const Interval& tokens) {
+bool has_window(const RoomRank& rank) {
+  return page_count(rank.pool->layout(), RowSpace::kWindow) > 0;
+}
+
+Interval layers_of(const RoomRank& rank) {
+  Interval out{UINT64_MAX, 0};
+  for (const BufferPlace& place : rank.pool->layout().buffers) {
+    out = {std::min<std::uint64_t>(out.begin, place.shape.layer),
+           std::max<std::uint64_t>(out.end, place.shape.layer + 1)};
+  }
+  return out;
+}
+
+void fill_rows(const RoomRank& rank, const RoomRows& rows, const Interval& tokens, const Interval& layers) {
   for (std::uint32_t index = 0; index < rank.pool->buffer_count(); ++index) {
     const BufferShape& shape = rank.pool->layout().buffers[index].shape;
+    const RowSpace space = rank.pool->layout().buffers[index].space;
+    if ((space == RowSpace::kTokens || space == RowSpace::kDraft) && !layers.contains(shape.layer)) {
+      continue;
+    }
     for_rows(rank, index, rows, tokens, [&](std::uint64_t row, std::uint64_t token, std::uint64_t first) {
       for (std::uint64_t byte = 0; byte < shape.row_bytes; ++byte) {
         rank.pool->buffer(index)[row * shape.row_bytes + byte] =
@@ -115,6 +139,10 @@ std::string wrong_rows(const RoomRank& rank, const RoomRows& rows, const Interva
 void Watch::add(const RoomRank& rank, const RoomRows& rows, int aux_slot) {
   for (const std::uint32_t page : rows.pages) {
     places_.insert({RowSpace::kTokens, page});
+    places_.insert({RowSpace::kDraft, page});
+  }
+  for (const std::uint32_t page : rows.window_pages) {
+    places_.insert({RowSpace::kWindow, page});
   }
   if (rows.state_slot) {
     places_.insert({RowSpace::kState, *rows.state_slot});

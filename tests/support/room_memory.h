@@ -19,7 +19,7 @@ inline constexpr std::uint32_t kAuxSlots = 64;
 
 /// One rank of one side.
 struct RoomRank {
-  ModelGeometry model;  // state tensors of one block and outer 1, no windows
+  ModelGeometry model;  // state tensors of one block and outer 1
   Topology topology;
   RankIndex rank = 0;
   std::shared_ptr<Pool> pool;
@@ -30,6 +30,9 @@ RoomRank make_room_rank(const ModelGeometry& model, const Topology& topology, Ra
                         std::uint32_t page_size, std::uint64_t pages);
 bool has_tokens(const RoomRank& rank);
 bool has_state(const RoomRank& rank);
+bool has_window(const RoomRank& rank);
+/// From the rank's first layer to behind its last.
+Interval layers_of(const RoomRank& rank);
 
 /// Where one use of a room lies on a rank.
 struct RoomRows {
@@ -37,10 +40,17 @@ struct RoomRows {
   std::vector<std::uint32_t> pages;
   std::uint64_t first = 0;  // the token of pages[0]
   std::optional<std::uint32_t> state_slot;
+  std::vector<std::uint32_t> window_pages = {};
+  std::uint64_t window_first = 0;  // the token of window_pages[0]
+  Interval window = {};            // tokens of sliding-window layers
 };
 
-/// Writes the bytes of the tokens and, where `rows` has a slot, of the state.
-void fill_rows(const RoomRank& rank, const RoomRows& rows, const Interval& tokens);
+inline constexpr Interval kAllLayers{0, UINT32_MAX};
+
+/// Writes the bytes of the tokens in those layers and, whatever their layer, of the window and, where `rows`
+/// has a slot, of the state.
+void fill_rows(const RoomRank& rank, const RoomRows& rows, const Interval& tokens,
+               const Interval& layers = kAllLayers);
 /// What is wrong with them; empty when nothing is.
 std::string wrong_rows(const RoomRank& rank, const RoomRows& rows, const Interval& tokens);
 
@@ -49,7 +59,11 @@ class Watch {
  public:
   /// Overwrites them with the guard and looks after them from now on.
   void add(const RoomRank& rank, const RoomRows& rows, int aux_slot);
-  void remove_page(std::uint32_t page) { places_.erase({RowSpace::kTokens, page}); }
+  void remove_page(std::uint32_t page) {
+    places_.erase({RowSpace::kTokens, page});
+    places_.erase({RowSpace::kDraft, page});
+  }
+  void remove_window_page(std::uint32_t page) { places_.erase({RowSpace::kWindow, page}); }
   void remove_state(std::uint32_t slot) { places_.erase({RowSpace::kState, slot}); }
   void remove_aux(int slot) { aux_slots_.erase(slot); }
   /// Adds a sentence for each that changed, and restores it.

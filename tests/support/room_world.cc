@@ -1,7 +1,6 @@
 #include "tests/support/room_world.h"
 
 #include <algorithm>
-#include <cstring>
 
 #include "common/base/check.h"
 
@@ -10,7 +9,6 @@ namespace {
 
 constexpr PeerId kDecodePeer = 3;   // the prefill daemon's number for the decode daemon
 constexpr PeerId kPrefillPeer = 5;  // the decode daemon's number for the prefill daemon
-constexpr decode::ServiceId kService = 1;
 
 prefill::RoomsOptions prefill_options(const WorldSpec& spec) {
   prefill::RoomsOptions out;
@@ -29,32 +27,6 @@ decode::RoomsOptions decode_options(const WorldSpec& spec) {
   out.rooms_max = spec.rooms_max;
   out.verify = spec.verify;
   return out;
-}
-
-/// The first token that the last stage of prefill gives to this use of a room.
-std::uint64_t first_token_of(std::uint64_t use) {
-  return use * 1'000 + 4'242;
-}
-
-std::vector<std::byte> cell(std::uint64_t value) {
-  std::vector<std::byte> out(64);
-  std::memcpy(out.data(), &value, sizeof value);
-  return out;
-}
-
-std::string event_text(const EngineEvent& event) {
-  switch (event.type) {
-    case EngineEventType::kLanded:
-      return fmt::format("landed {}", event.room);
-    case EngineEventType::kFailed:
-      return fmt::format("failed {} {}", event.room, to_string(event.code));
-    case EngineEventType::kAborted:
-      return fmt::format("aborted {}", event.room);
-    case EngineEventType::kGranted:
-    case EngineEventType::kChunkDone:
-      return {};
-  }
-  return {};
 }
 
 }  // namespace
@@ -119,125 +91,6 @@ void RoomWorld::attach(bool prefill_side, RankIndex rank) {
     KVF_CHECK(decode.attach(engine.id, rank, engine.rank.pool).has_value());
     receive_fabric_->add_pool(engine.rank.pool);
   }
-}
-
-// The pages of that many tokens; a rank without rows for tokens has none.
-std::vector<std::uint32_t> RoomWorld::take(Engine& engine, std::uint64_t tokens) {
-  const std::uint64_t page = std::uint64_t{spec_.page_size} * engine.rank.topology.dcp;
-  const std::uint64_t count = has_tokens(engine.rank) ? (tokens + page - 1) / page : 0;
-  std::vector<std::uint32_t> out;
-  while (out.size() < count && !engine.free_pages.empty()) {
-    // Most recently freed first: a page that went back too early is used again at once.
-    out.push_back(engine.free_pages.back());
-    engine.watch.remove_page(engine.free_pages.back());
-    engine.free_pages.pop_back();
-  }
-  KVF_CHECK(out.size() == count);
-  return out;
-}
-
-Result<void> RoomWorld::expect(RankIndex rank, Room room, std::uint64_t tokens, std::uint64_t prefix,
-                               bool aux) {
-  Engine& engine = decode_engines_.at(rank);
-  Use use{{use_of_room_[room], take(engine, tokens - prefix), prefix, std::nullopt},
-          {prefix, tokens},
-          aux ? static_cast<int>(room % kAuxSlots) : -1};
-  if (has_state(engine.rank)) {
-    use.rows.state_slot = static_cast<std::uint32_t>(room % spec_.pages);
-    engine.watch.remove_state(*use.rows.state_slot);
-  }
-  engine.watch.remove_aux(use.aux_slot);
-  EngineExpectation want{room, "prefill:8998", use.rows.pages, prefix, tokens, use.aux_slot, -1};
-  want.hybrid.state_slot = use.rows.state_slot;
-  decode::Actions actions;
-  auto accepted = decode.expect(now_, engine.id, std::move(want), kService, actions);
-  if (accepted) {
-    engine.held[room] = use.rows.pages;
-    engine.uses[room] = std::move(use);
-  } else {
-    engine.free_pages.insert(engine.free_pages.end(), use.rows.pages.begin(), use.rows.pages.end());
-  }
-  perform(actions);
-  return accepted;
-}
-
-void RoomWorld::expect_all(Room room, std::uint64_t tokens, std::uint64_t prefix, bool aux) {
-  for (auto& [rank, engine] : decode_engines_) {
-    KVF_CHECK(expect(rank, room, tokens, prefix, aux).has_value());
-  }
-}
-
-Result<void> RoomWorld::send(RankIndex rank, Room room, std::uint64_t first, std::uint64_t count, bool last,
-                             bool aux) {
-  Engine& engine = prefill_engines_.at(rank);
-  const auto pages = take(engine, count);
-  RoomRows rows{use_of_room_[room], pages, first, std::nullopt};
-  if (last && has_state(engine.rank)) {
-    rows.state_slot = static_cast<std::uint32_t>((room + 1) % spec_.pages);
-  }
-  fill_rows(engine.rank, rows, has_tokens(engine.rank) ? Interval{first, first + count} : Interval{});
-  EngineChunk chunk;
-  chunk.room = room;
-  chunk.pages = pages;
-  chunk.first_token = first;
-  chunk.token_count = count;
-  chunk.last = last;
-  chunk.begun = engine.held.contains(room);
-  chunk.hybrid.state_slot = rows.state_slot;
-  std::vector<prefill::AuxBytes> row;
-  if (last && aux) {
-    // The stages of decode get their rows from different stages of prefill, which then all have the token.
-    const bool last_stage = spec_.decode.pp > 1 || spec_.prefill.coord(rank).pp + 1 == spec_.prefill.pp;
-    row = {{"output_ids", cell(last_stage ? first_token_of(rows.use) : 1111)}, {kAuxRoomField, cell(room)}};
-  }
-  prefill::Actions actions;
-  auto sent = prefill.send(now_, engine.id, std::move(chunk), 0, std::move(row), actions);
-  if (sent) {
-    auto& held = engine.held[room];  // present, though empty, for a rank without token pages
-    held.insert(held.end(), pages.begin(), pages.end());
-  } else {
-    engine.free_pages.insert(engine.free_pages.end(), pages.begin(), pages.end());
-  }
-  perform(actions);
-  return sent;
-}
-
-void RoomWorld::send_all(Room room, std::uint64_t tokens, std::uint64_t chunk, std::uint64_t first) {
-  for (auto& [rank, engine] : prefill_engines_) {
-    std::uint64_t at = first;
-    do {
-      const std::uint64_t count = std::min(chunk, tokens - at);
-      KVF_CHECK(send(rank, room, at, count, at + count == tokens).has_value());
-      at += count;
-    } while (at < tokens);
-  }
-}
-
-Result<void> RoomWorld::abort_decode(RankIndex rank, Room room) {
-  decode::Actions actions;
-  auto result = decode.abort(now_, decode_engines_.at(rank).id, {room, "test"}, actions);
-  perform(actions);
-  return result;
-}
-
-Result<void> RoomWorld::abort_prefill(RankIndex rank, Room room) {
-  prefill::Actions actions;
-  auto result = prefill.abort(now_, prefill_engines_.at(rank).id,
-                              {room, "test", prefill_engines_.at(rank).held.contains(room)}, actions);
-  perform(actions);
-  return result;
-}
-
-void RoomWorld::decode_engine_dies(RankIndex rank) {
-  decode::Actions actions;
-  decode.engine_gone(now_, decode_engines_.at(rank).id, actions);
-  perform(actions);
-}
-
-void RoomWorld::prefill_engine_dies(RankIndex rank) {
-  prefill::Actions actions;
-  prefill.engine_gone(now_, prefill_engines_.at(rank).id, actions);
-  perform(actions);
 }
 
 void RoomWorld::connect() {
@@ -357,6 +210,9 @@ void RoomWorld::perform(prefill::Actions& actions) {
     } else if (const auto* fence = std::get_if<prefill::FencePeer>(&action)) {
       send_fabric_->fence(fence->peer);
     } else if (const auto* message = std::get_if<prefill::SendMessage>(&action)) {
+      if (const auto* said = std::get_if<message::TransferDigest>(&message->message)) {
+        digests[{said->key.prefill_rank, said->key.grant.decode_rank}] = said->digest;
+      }
       to_decode_.push_back(encode(message->message));
     } else if (const auto* event = std::get_if<prefill::TellEngine>(&action)) {
       deliver_event(true, event->engine, event->event);
@@ -384,62 +240,6 @@ void RoomWorld::perform(decode::Actions& actions) {
       deliver_event(false, event->engine, event->event);
     } else if (const auto* release = std::get_if<decode::ReleasePool>(&action)) {
       receive_fabric_->remove_pool(release->rank);
-    }
-  }
-}
-
-void RoomWorld::deliver_event(bool prefill_side, EngineId id, const EngineEvent& event) {
-  for (auto& [rank, engine] : prefill_side ? prefill_engines_ : decode_engines_) {
-    if (engine.id != id) {
-      continue;
-    }
-    const std::string text = event_text(event);
-    if (text.empty()) {
-      return;
-    }
-    engine.events.push_back(text);
-    if (event.type != EngineEventType::kLanded) {
-      last_reason = event.reason;
-    }
-    if (!engine.held.contains(event.room) && prefill_side) {
-      violations.push_back(
-          fmt::format("prefill rank {}: final event '{}' for a room it does not hold", rank, text));
-    }
-    if (!prefill_side && event.type == EngineEventType::kLanded) {
-      verify(engine, event.room);
-    }
-    give_back(engine, event.room, !prefill_side);
-  }
-}
-
-void RoomWorld::give_back(Engine& engine, Room room, bool watch) {
-  const auto& pages = engine.held[room];
-  engine.free_pages.insert(engine.free_pages.end(), pages.begin(), pages.end());
-  if (const auto use = engine.uses.find(room); watch && use != engine.uses.end()) {
-    engine.watch.add(engine.rank, use->second.rows, use->second.aux_slot);
-  }
-  engine.held.erase(room);
-  engine.uses.erase(room);
-}
-
-void RoomWorld::verify(const Engine& engine, Room room) {
-  const auto at = engine.uses.find(room);
-  if (at == engine.uses.end()) {
-    return;
-  }
-  const Use& use = at->second;
-  const std::string wrong =
-      wrong_rows(engine.rank, use.rows, has_tokens(engine.rank) ? use.tokens : Interval{});
-  if (!wrong.empty()) {
-    violations.push_back(fmt::format("room {} landed with wrong bytes: decode {}", room, wrong));
-  }
-  if (use.aux_slot >= 0) {
-    std::uint64_t token = 0;
-    std::memcpy(&token, engine.rank.pool->aux_row(0, static_cast<std::uint32_t>(use.aux_slot)).data(),
-                sizeof token);
-    if (token != first_token_of(use.rows.use)) {
-      violations.push_back(fmt::format("room {} landed with first token {}, its own is {}", room, token,
-                                       first_token_of(use.rows.use)));
     }
   }
 }

@@ -48,8 +48,14 @@ class RoomWorld {
   void expect_all(Room room, std::uint64_t tokens, std::uint64_t prefix = 0, bool aux = true);
   Result<void> send(RankIndex rank, Room room, std::uint64_t first, std::uint64_t count, bool last,
                     bool aux = true);
-  /// All tokens from `first` on, in chunks of `chunk` tokens, on every prefill rank.
-  void send_all(Room room, std::uint64_t tokens, std::uint64_t chunk, std::uint64_t first = 0);
+  /// As send(), but only those layers ({0, 0}: all), whose rows are written now, in the pages of the groups
+  /// of the same tokens before it.
+  Result<void> send_layers(RankIndex rank, Room room, std::uint64_t first, std::uint64_t count,
+                           const Interval& layers, bool last, bool aux = true);
+  /// All tokens from `first` on, in chunks of `chunk` tokens, on every prefill rank; each chunk in groups of
+  /// `group` layers where that is not 0.
+  void send_all(Room room, std::uint64_t tokens, std::uint64_t chunk, std::uint64_t first = 0,
+                std::uint32_t group = 0);
   Result<void> abort_decode(RankIndex rank, Room room);
   Result<void> abort_prefill(RankIndex rank, Room room);
   void refuse_service(const Error& error);  // the compatibility rules refuse prefill
@@ -66,12 +72,19 @@ class RoomWorld {
   /// Final events, per (side, rank): "landed 7", "failed 7 peer_lost", ... in order.
   std::vector<std::string> decode_events(RankIndex rank) const;
   std::vector<std::string> prefill_events(RankIndex rank) const;
+  /// Chunks that were read: "room 7 tokens 8 layers 4", in order.
+  std::vector<std::string> chunks_done(RankIndex rank) const { return prefill_engines_.at(rank).done; }
+  /// A hash of the whole pool of a decode rank in the moment of each landing.
+  std::vector<std::uint64_t> landed_pools(RankIndex rank) const { return decode_engines_.at(rank).landed; }
+  const RoomRank& prefill_rank(RankIndex rank) const { return prefill_engines_.at(rank).rank; }
   std::string last_reason;  // of the last failed or aborted event
   /// Everything the world found wrong so far; empty when nothing is.
   std::vector<std::string> violations;
   std::uint64_t bytes_posted = 0;
   std::uint64_t drains = 0;
   std::map<RankIndex, std::uint64_t> bytes_by_prefill_rank;
+  /// What prefill ranks said of what they sent, the latest by (prefill rank, decode rank).
+  std::map<std::pair<RankIndex, RankIndex>, Digest> digests;
 
   prefill::Rooms prefill;
   decode::Rooms decode;
@@ -89,14 +102,24 @@ class RoomWorld {
     Watch watch;
     std::map<Room, std::vector<std::uint32_t>> held;
     std::map<Room, Use> uses;
+    struct Open {  // tokens of which layers are missing
+      std::uint64_t first = 0;
+      std::vector<std::uint32_t> pages;
+    };
+    std::map<Room, Open> open;
     std::vector<std::string> events;
+    std::vector<std::string> done;
+    std::vector<std::uint64_t> landed;
   };
   class OneSided;
+  static constexpr decode::ServiceId kService = 1;
 
   void attach(bool prefill_side, RankIndex rank);
   std::vector<std::uint32_t> take(Engine& engine, std::uint64_t tokens);
+  std::vector<std::uint32_t> take_pages(Engine& engine, std::uint64_t count, bool window);
+  void take_window(Engine& engine, RoomRows& rows, const Interval& request);
   void give_back(Engine& engine, Room room, bool watch);
-  void verify(const Engine& engine, Room room);
+  void verify(Engine& engine, Room room);
   void check_watched();
   void perform(prefill::Actions& actions);
   void perform(decode::Actions& actions);

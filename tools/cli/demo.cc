@@ -38,6 +38,11 @@ void add_load_options(CLI::App& command, DemoOptions& options) {
                   "tokens of one prefill chunk, rounded up to whole pages")
       ->check(CLI::Range(std::uint64_t{1}, kTraceTokensMax))
       ->capture_default_str();
+  command
+      .add_option("--layer-group", options.layer_group,
+                  "prefill hands over each chunk in groups of so many layers, as they are filled; 0: whole")
+      ->check(CLI::Range(0u, 1u << 20))
+      ->capture_default_str();
   command.add_option("--memory", options.memory_gib, "GiB for all pools; default: 65 % of what is available")
       ->check(CLI::Range(0.001, 65536.0));
   command

@@ -12,6 +12,7 @@ namespace kvferry {
 namespace {
 
 constexpr std::uint64_t kTokensMax = 100'000'000;
+constexpr std::uint64_t kLayersMax = 1u << 20;
 constexpr std::chrono::milliseconds kRetry{2};
 
 std::uint64_t nanoseconds(Instant instant) {
@@ -44,6 +45,10 @@ Result<void> PrefillRole::start(const nlohmann::json& command) {
   KVF_TRY(request.state.tokens, read_number(command, "tokens", 1, kTokensMax));
   KVF_TRY(request.state.prefix, read_number(command, "prefix", 0, request.state.tokens));
   KVF_TRY(request.chunk_tokens, read_number(command, "chunk_tokens", 1, kTokensMax));
+  if (command.contains("layer_group")) {
+    KVF_TRY(const std::uint64_t group, read_number(command, "layer_group", 0, kLayersMax));
+    request.layer_group = narrow<std::uint32_t>(group);
+  }
   request.stream = read_flag(command, "stream");
   const Room room = request.state.room;
   if (requests_.contains(room)) {
@@ -57,6 +62,10 @@ Result<void> PrefillRole::start(const nlohmann::json& command) {
     }
   }
   KVF_TRY_VOID(allocate_parts(request.state, ranks_, options_.dp_size));
+  for (const RoomPart& part : request.state.parts) {
+    const auto& buffers = part.rank->rows.buffers();
+    request.layers.push_back({layer_groups(buffers, request.layer_group), buffers_by_layer(buffers)});
+  }
   const std::uint64_t fresh = request.state.tokens - request.state.prefix;
   request.chunks = std::max<std::uint64_t>(1, (fresh + request.chunk_tokens - 1) / request.chunk_tokens);
   if (read_flag(command, "corrupt") && fresh > 0) {
@@ -113,19 +122,63 @@ bool PrefillRole::work(Instant now) {
   return false;
 }
 
+/// How a chunk of one rank is sent; an empty one always as a whole.
+std::vector<LayerGroup> PrefillRole::groups(const Request& request, std::uint64_t chunk,
+                                            std::size_t part) const {
+  return chunk_tokens(request, chunk).size() == 0 ? std::vector{LayerGroup{}} : request.layers[part].groups;
+}
+
+/// Hands over the groups of the chunk that is filled next, each behind its fence. False when there are no
+/// fences to be had: the room has failed.
+bool PrefillRole::begin_groups(Request& request) const {
+  for (const LayerGroup& group : groups(request, request.chunk, request.part)) {
+    auto fence = ReadyFence::create();
+    if (!fence) {
+      fail_room(request.state, fence.error());
+      return false;
+    }
+    request.closed.push_back(
+        {request.chunk, request.part, group, std::make_shared<ReadyFence>(*std::move(fence))});
+    request.sends.push_back(request.closed.back());
+  }
+  return true;
+}
+
+/// Opens the fences of the groups whose buffers are all filled.
+void PrefillRole::open_fences(Request& request) {
+  const auto& order = request.layers[request.part].buffers;
+  const auto& buffers = request.state.parts[request.part].rank->rows.buffers();
+  const auto filled = [&](const LayerGroup& group) {
+    return request.buffer == order.size() ||
+           (group.end != 0 && buffers[order[request.buffer]].layer >= group.end);
+  };
+  while (!request.closed.empty() && filled(request.closed.front().layers)) {
+    request.closed.front().fence->open();
+    request.closed.pop_front();
+  }
+}
+
 void PrefillRole::fill_step(Request& request) {
   RoomPart& part = request.state.parts[request.part];
   const Interval tokens = chunk_tokens(request, request.chunk);
-  if (tokens.size() > 0 ||
-      request.chunk + 1 == request.chunks) {  // the state goes with the last chunk, even an empty one
-    part.rank->rows.fill(part.rank->memory.buffer(request.buffer), request.buffer, request.state.rows(part),
-                         tokens);
-  }
-  if (++request.buffer < part.rank->rows.buffers().size()) {
+  const bool by_layers = request.stream && request.layer_group > 0;
+  if (by_layers && request.buffer == 0 && !begin_groups(request)) {
+    finish(request.state.room, Instant{});
     return;
   }
-  corrupt(request, part, tokens);
-  if (request.stream) {
+  const auto& order = request.layers[request.part].buffers;
+  const std::uint32_t buffer = order[request.buffer];
+  if (tokens.size() > 0 ||
+      request.chunk + 1 == request.chunks) {  // the state goes with the last chunk, even an empty one
+    part.rank->rows.fill(part.rank->memory.buffer(buffer), buffer, request.state.rows(part), tokens);
+  }
+  corrupt(request, part, buffer, tokens);
+  ++request.buffer;
+  open_fences(request);
+  if (request.buffer < order.size()) {
+    return;
+  }
+  if (request.stream && !by_layers) {
     request.sends.push_back({request.chunk, request.part});
   }
   request.buffer = 0;
@@ -136,7 +189,9 @@ void PrefillRole::fill_step(Request& request) {
   if (++request.chunk == request.chunks && !request.stream) {
     for (std::uint64_t chunk = 0; chunk < request.chunks; ++chunk) {
       for (std::size_t each = 0; each < request.state.parts.size(); ++each) {
-        request.sends.push_back({chunk, each});
+        for (const LayerGroup& group : groups(request, chunk, each)) {
+          request.sends.push_back({chunk, each, group});
+        }
       }
     }
   }
@@ -144,17 +199,16 @@ void PrefillRole::fill_step(Request& request) {
 
 // Every rank that holds the coordinate gets the same wrong byte: which of several equal copies is sent is the
 // daemon's choice.
-void PrefillRole::corrupt(Request& request, RoomPart& part, const Interval& tokens) {
+void PrefillRole::corrupt(const Request& request, RoomPart& part, std::uint32_t buffer,
+                          const Interval& tokens) {
   if (!request.corrupt || !tokens.contains(request.corrupt->position)) {
     return;
   }
   const PieceCoordinate& piece = *request.corrupt;
-  const auto& buffers = part.rank->rows.buffers();
-  for (std::uint32_t i = 0; i < buffers.size(); ++i) {
-    if (buffers[i].layer == piece.layer && buffers[i].kind == piece.kind) {
-      part.rank->rows.corrupt(part.rank->memory.buffer(i), i, request.state.rows(part), piece.position,
-                              piece.head, request.corrupt_byte);
-    }
+  const BufferShape& shape = part.rank->rows.buffers()[buffer];
+  if (shape.layer == piece.layer && shape.kind == piece.kind) {
+    part.rank->rows.corrupt(part.rank->memory.buffer(buffer), buffer, request.state.rows(part),
+                            piece.position, piece.head, request.corrupt_byte);
   }
 }
 
@@ -170,7 +224,8 @@ bool PrefillRole::send_step(Request& request, Instant now) {
   const std::uint64_t page = part.rank->rows.virtual_page();
   const std::uint64_t page_count = part.rank->rows.pages_for(tokens.begin, tokens.end);
   const std::uint64_t first_page = page_count == 0 ? 0 : (tokens.begin - request.state.prefix) / page;
-  const bool last = send.chunk + 1 == request.chunks;
+  const bool last =
+      send.chunk + 1 == request.chunks && send.layers == groups(request, send.chunk, send.part).back();
   kvf_chunk chunk{};
   chunk.struct_size = sizeof(chunk);
   chunk.room = request.state.room;
@@ -180,7 +235,9 @@ bool PrefillRole::send_step(Request& request, Instant now) {
   chunk.token_count = tokens.size();
   chunk.last = last ? 1 : 0;
   chunk.aux_slot = last ? part.held.slot : -1;
-  chunk.ready_fd = -1;
+  chunk.ready_fd = send.fence != nullptr ? send.fence->fd() : -1;
+  chunk.layer_begin = send.layers.begin;
+  chunk.layer_end = send.layers.end;
   if (last) {
     chunk.hybrid = request.state.hybrid(part);
   }

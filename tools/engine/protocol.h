@@ -2,7 +2,8 @@
 // JSON lines between the synthetic engine and whoever plays the router (the demo, a test): one object a line,
 // commands on the engine's stdin, events on its stdout.
 //
-//   to prefill {"op":"request","room":R,"tokens":T,"prefix":P,"chunk_tokens":C,"stream":bool,"corrupt":bool}
+//   to prefill {"op":"request","room":R,"tokens":T,"prefix":P,"chunk_tokens":C,"stream":bool,"corrupt":bool,
+//               "layer_group":N}      chunks go in groups of N layers; 0, or missing: as a whole
 //   to decode    {"op":"expect","room":R,"tokens":T,"prefix":P,"bootstrap":"host:port"}
 //   to both      {"op":"abort","room":R,"reason":"..."}  {"op":"stats"}  {"op":"quit"}
 //   from both    {"event":"attached"}  {"event":"lost","reason":"..."}  {"event":"refused","reason":"..."}

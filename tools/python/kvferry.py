@@ -140,6 +140,7 @@ class Event:
     transfer_ns: int
     code: Code
     reason: str
+    layer_end: int = 0  # CHUNK_DONE: of the send; 0: all layers
 
 
 class _CBuffer(ctypes.Structure):
@@ -170,7 +171,8 @@ class _CChunk(ctypes.Structure):
     _fields_ = [("struct_size", ctypes.c_uint32), ("room", ctypes.c_uint64),
                 ("pages", ctypes.POINTER(ctypes.c_uint32)), ("page_count", ctypes.c_size_t),
                 ("first_token", ctypes.c_uint64), ("token_count", ctypes.c_uint64), ("last", ctypes.c_int),
-                ("aux_slot", ctypes.c_int), ("ready_fd", ctypes.c_int), ("hybrid", _CHybrid)]
+                ("aux_slot", ctypes.c_int), ("ready_fd", ctypes.c_int), ("hybrid", _CHybrid),
+                ("layer_begin", ctypes.c_uint32), ("layer_end", ctypes.c_uint32)]
 
 
 class _CExpectation(ctypes.Structure):
@@ -183,7 +185,7 @@ class _CExpectation(ctypes.Structure):
 class _CEvent(ctypes.Structure):
     _fields_ = [("struct_size", ctypes.c_uint32), ("type", ctypes.c_uint32), ("room", ctypes.c_uint64),
                 ("tokens", ctypes.c_uint64), ("bytes", ctypes.c_uint64), ("transfer_ns", ctypes.c_uint64),
-                ("code", ctypes.c_int32), ("reason", ctypes.c_char * 512)]
+                ("code", ctypes.c_int32), ("reason", ctypes.c_char * 512), ("layer_end", ctypes.c_uint32)]
 
 
 _library: Optional[ctypes.CDLL] = None
@@ -309,13 +311,15 @@ class Engine:
 
     def send(self, room: int, pages: Iterable[int], *, first_token: int, token_count: int, last: bool = False,
              aux_slot: Optional[int] = None, ready_fd: Optional[int] = None,
-             hybrid: Optional[Hybrid] = None) -> None:
-        """Prefill: these tokens lie in these pages, which now belong to the daemon until the final event."""
+             hybrid: Optional[Hybrid] = None, layer_begin: int = 0, layer_end: int = 0) -> None:
+        """Prefill: these tokens lie in these pages, which now belong to the daemon until the final event. With
+        layer_end: only the layers [layer_begin, layer_end) so far, by the rules of kvf_chunk."""
         pointer, count, owner = _pages(pages)
         extra, extra_owner = _hybrid(hybrid)
         chunk = _CChunk(ctypes.sizeof(_CChunk), _unsigned("room", room, 64), pointer, count,
                         _unsigned("first_token", first_token, 64), _unsigned("token_count", token_count, 64),
-                        int(bool(last)), _slot("aux_slot", aux_slot), _slot("ready_fd", ready_fd), extra)
+                        int(bool(last)), _slot("aux_slot", aux_slot), _slot("ready_fd", ready_fd), extra,
+                        _unsigned("layer_begin", layer_begin, 32), _unsigned("layer_end", layer_end, 32))
         self._check(self._lib.kvf_send(self._live(), ctypes.byref(chunk)))
         del owner, extra_owner
 
@@ -382,7 +386,7 @@ class Engine:
         if self._check(self._lib.kvf_next_event(self._live(), ctypes.byref(raw), 0)) == 0:
             return None
         return Event(EventType(raw.type), raw.room, raw.tokens, raw.bytes, raw.transfer_ns, Code(raw.code),
-                     raw.reason.decode("utf-8", "replace"))
+                     raw.reason.decode("utf-8", "replace"), raw.layer_end)
 
     def _live(self) -> ctypes.c_void_p:
         if self._handle is None:

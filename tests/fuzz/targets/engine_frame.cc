@@ -105,11 +105,13 @@ std::vector<std::string> seeds() {
   const std::vector<std::string> frames = {
       wire::encode(1, sample_attach(), 2),
       wire::encode(2, wire::Send{kRoomMax, {0, 1, UINT32_MAX}, 64, 1000, true, 3, true, hybrid}, 1),
+      wire::encode(6, wire::Send{7, {0, 1}, 64, 128, false, -1, true, {}, 4, 8}, 1),
       wire::encode(3, wire::Expect{7, "[2001:db8::7]:8998", {5, 4, 3}, 128, 1000, -1, 2, hybrid}),
       wire::encode(4, wire::Abort{7, "the client went away", true}),
       wire::encode_detach(5),
       wire::encode(wire::Reply{4, 3, "room 7 is alive already"}),
       wire::encode(wire::Event{5, 7, 1000, 1 << 20, 12345, 12, "aborted"}),
+      wire::encode(wire::Event{2, 7, 64, 0, 0, 0, "", 8}),
   };
   std::vector<std::string> all;
   std::string together = "\x05";

@@ -19,6 +19,7 @@ EngineEvent event_of(Room room) {
   event.type = EngineEventType::kChunkDone;
   event.room = room;
   event.tokens = room * 10;
+  event.layer_end = static_cast<std::uint32_t>(room % 61);
   return event;
 }
 
@@ -60,6 +61,7 @@ TEST_CASE("events come in order and with every field") {
     REQUIRE(event.type == KVF_EVENT_CHUNK_DONE);
     REQUIRE(event.room == room);
     REQUIRE(event.tokens == room * 10);
+    REQUIRE(event.layer_end == room % 61);
   }
   REQUIRE(kvf_next_event(engine.get(), &event, 10'000) == 1);
   CHECK(event.type == KVF_EVENT_FAILED);
@@ -70,6 +72,7 @@ TEST_CASE("events come in order and with every field") {
   CHECK(event.tokens == 100);
   CHECK(event.bytes == 200);
   CHECK(event.transfer_ns == 300);
+  CHECK(event.layer_end == 0);
   CHECK(event.code == KVF_OK);
   CHECK(std::string(event.reason).empty());
   CHECK(kvf_next_event(engine.get(), &event, 0) == 0);

@@ -36,10 +36,12 @@ class WithoutLibrary(unittest.TestCase):
         self.assertEqual(fcntl.fcntl(fd, 1034) & 2, 2)
 
     def test_structs_have_the_layout_of_the_c_header(self):
-        sizes = {kvferry._CBuffer: 56, kvferry._CAuxField: 32, kvferry._CPool: 64, kvferry._CChunk: 96,
+        sizes = {kvferry._CBuffer: 56, kvferry._CAuxField: 32, kvferry._CPool: 64, kvferry._CChunk: 104,
                  kvferry._CExpectation: 96, kvferry._CEvent: 560}
         self.assertEqual({c.__name__: ctypes.sizeof(c) for c in sizes},
                          {c.__name__: size for c, size in sizes.items()})
+        self.assertEqual([kvferry._CChunk.layer_begin.offset, kvferry._CChunk.layer_end.offset,
+                          kvferry._CEvent.layer_end.offset], [96, 100, 556])
 
     def test_numbers_that_do_not_fit_are_refused_by_name(self):
         with self.assertRaisesRegex(kvferry.KvferryError, "invalid: room is -1, legal are 0 to 2\\^64-1"):
@@ -99,6 +101,11 @@ class WithDaemon(unittest.TestCase):
     def test_pages_outside_the_pool_are_refused(self):
         with self.assertRaisesRegex(kvferry.KvferryError, r"pages\[0\] is 64, but the pool has 64 pages"):
             self.engine.send(7, [64], first_token=0, token_count=16)
+
+    def test_layers_are_named_by_32_bits(self):
+        with self.assertRaisesRegex(kvferry.KvferryError, "layer_end is 4294967296, legal are 0 to 2\\^32-1"):
+            self.engine.send(7, [1], first_token=0, token_count=16, layer_begin=0, layer_end=1 << 32)
+        self.engine.send(7, [1], first_token=0, token_count=16, layer_begin=0, layer_end=1)
 
     def test_no_event_within_the_timeout_is_none(self):
         self.assertIsNone(self.engine.next_event(0.01))

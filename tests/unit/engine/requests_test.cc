@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <catch2/catch.hpp>
+#include <cstddef>
 #include <functional>
 #include <numeric>
 #include <vector>
@@ -52,6 +53,8 @@ TEST_CASE("a send arrives with every field, also with 100,000 pages") {
   chunk.token_count = 1'600'000;
   chunk.last = 5;
   chunk.aux_slot = 3;
+  chunk.layer_begin = 30;
+  chunk.layer_end = 61;
   INFO(kvf_last_error(world.engine.get()));
   REQUIRE(kvf_send(world.engine.get(), &chunk) == 0);
   const EngineChunk& got = world.handler.last_chunk;
@@ -62,6 +65,27 @@ TEST_CASE("a send arrives with every field, also with 100,000 pages") {
   CHECK(got.last);
   CHECK(got.aux_slot == 3);
   CHECK_FALSE(got.ready);
+  CHECK(got.layer_begin == 30);
+  CHECK(got.layer_end == 61);
+  CHECK_FALSE(got.all_layers());
+}
+
+TEST_CASE("a program that was built before chunks had layers sends all of them") {
+  Attached world;
+  const std::vector<std::uint32_t> pages = {1, 2};
+  kvf_chunk chunk = chunk_of(7, pages);
+  chunk.layer_begin = 3;  // what lies behind its struct
+  chunk.layer_end = 5;
+  chunk.struct_size = offsetof(kvf_chunk, layer_begin);
+  REQUIRE(kvf_send(world.engine.get(), &chunk) == 0);
+  CHECK(world.handler.last_chunk.all_layers());
+  CHECK(world.handler.last_chunk.pages == pages);
+  for (const std::uint32_t size :
+       {chunk.struct_size - 8, chunk.struct_size + 4, static_cast<std::uint32_t>(sizeof(kvf_chunk)) + 8}) {
+    chunk.struct_size = size;
+    CHECK(kvf_send(world.engine.get(), &chunk) == -KVF_INVALID);
+    CHECK_THAT(kvf_last_error(world.engine.get()), Catch::Contains("kvf_chunk.struct_size is"));
+  }
 }
 
 TEST_CASE("the ready descriptor of a send is the engine's own event") {

@@ -50,7 +50,9 @@ json good_send() {
           {"aux_slot", -1},
           {"window_pages", json::binary({2, 0, 0, 0})},
           {"window_first", 16},
-          {"state_slot", 3}};
+          {"state_slot", 3},
+          {"layer_begin", 4},
+          {"layer_end", 8}};
 }
 
 }  // namespace
@@ -79,8 +81,27 @@ TEST_CASE("an attach comes back with every field") {
   CHECK(decoded->layout.aux[0].slots == 4);
 }
 
+TEST_CASE("a send comes back with every field") {
+  const wire::Send send{kRoomMax, {0, UINT32_MAX},   64, 1000,      true, 3,
+                        true,     {{9, 11}, 896, 3}, 30, UINT32_MAX};
+  const auto envelope = wire::open(body_of(wire::encode(9, send, 1)));
+  REQUIRE(envelope);
+  const auto decoded = wire::decode_send(*envelope);
+  REQUIRE(decoded);
+  CHECK(decoded->room == kRoomMax);
+  CHECK(decoded->pages == send.pages);
+  CHECK(decoded->first_token == 64);
+  CHECK(decoded->token_count == 1000);
+  CHECK(decoded->last);
+  CHECK(decoded->aux_slot == 3);
+  CHECK(decoded->begun);
+  CHECK(decoded->hybrid == send.hybrid);
+  CHECK(decoded->layer_begin == 30);
+  CHECK(decoded->layer_end == UINT32_MAX);
+}
+
 TEST_CASE("an event comes back with every field, a long reason cut between characters") {
-  wire::Event event{4, kRoomMax, 1ull << 40, ~0ull, 123456789, 11, std::string(510, 'x') + "\xC3\xA9"};
+  wire::Event event{4, kRoomMax, 1ull << 40, ~0ull, 123456789, 11, std::string(510, 'x') + "\xC3\xA9", 61};
   const std::string frame = wire::encode(event);
   const auto envelope = wire::open(body_of(frame));
   REQUIRE(envelope);
@@ -93,6 +114,7 @@ TEST_CASE("an event comes back with every field, a long reason cut between chara
   CHECK(decoded->transfer_ns == 123456789);
   CHECK(decoded->code == 11);
   CHECK(decoded->reason == std::string(510, 'x'));
+  CHECK(decoded->layer_end == 61);
 }
 
 TEST_CASE("a send with one wrong, missing, unknown or illegal field is refused by the field's name") {
@@ -116,11 +138,16 @@ TEST_CASE("a send with one wrong, missing, unknown or illegal field is refused b
   CHECK(with("aux_slot", 1ull << 63) ==
         "invalid: aux_slot is 9223372036854775808, legal are -1 (none) to 2147483647");
   CHECK(with("first_token", -1) == "invalid: first_token is -1, at least 0 is legal");
+  CHECK(with("layer_begin", -1) == "invalid: layer_begin is -1, at least 0 is legal");
+  CHECK(with("layer_end", 1ull << 32) == "invalid: layer_end is 4294967296, at most 4294967295 is legal");
   CHECK(with("extra", 1) == "protocol: extra is not a known key");
   CHECK(with("op", "push") == "op is \"push\", known are attach, send, expect, abort, detach, reply, event");
   json missing = good_send();
   missing.erase("token_count");
   CHECK(send_error(missing) == "protocol: token_count is missing");
+  missing = good_send();
+  missing.erase("layer_end");
+  CHECK(send_error(missing) == "protocol: layer_end is missing");
 }
 
 TEST_CASE("a repeated key is refused") {

@@ -1,6 +1,8 @@
 #include "fake_daemon.h"
 
+#include <unistd.h>
 #include <algorithm>
+
 #include <cstdio>
 
 struct kvf_engine {
@@ -38,14 +40,18 @@ int kvf_attach(const char*, const kvf_pool* pool, kvf_engine** out, char* error,
 int kvf_send(kvf_engine* engine, const kvf_chunk* chunk) KVF_NOEXCEPT {
   const int code = fake_daemon().send_codes[engine->tp_rank];
   if (code == 0) {
-    fake_daemon().calls.push_back({"send",
-                                   engine->tp_rank,
-                                   chunk->room,
-                                   chunk->first_token,
-                                   chunk->token_count,
-                                   {chunk->pages, chunk->pages + chunk->page_count},
-                                   chunk->last != 0,
-                                   chunk->aux_slot});
+    fake_daemon().calls.push_back(
+        {"send",
+         engine->tp_rank,
+         chunk->room,
+         chunk->first_token,
+         chunk->token_count,
+         {chunk->pages, chunk->pages + chunk->page_count},
+         chunk->last != 0,
+         chunk->aux_slot,
+         chunk->layer_begin,
+         chunk->layer_end,
+         chunk->ready_fd < 0 ? nullptr : std::make_shared<kvferry::UniqueFd>(::dup(chunk->ready_fd))});
   }
   return code;
 }

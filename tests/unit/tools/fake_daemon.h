@@ -5,9 +5,11 @@
 
 #include <deque>
 #include <map>
+#include <memory>
 #include <string>
 #include <vector>
 
+#include "common/base/unique_fd.h"
 #include "common/engine/kvferry.h"
 
 namespace kvferry {
@@ -21,6 +23,9 @@ struct FakeCall {
   std::vector<std::uint32_t> pages;
   bool last = false;
   int aux_slot = -1;
+  std::uint32_t layer_begin = 0;
+  std::uint32_t layer_end = 0;
+  std::shared_ptr<UniqueFd> ready = nullptr;  // a duplicate of the chunk's fence
 };
 
 struct FakeDaemon {

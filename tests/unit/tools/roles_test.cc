@@ -1,6 +1,9 @@
 // The synthetic engine's two roles against a fake daemon: what they ask for, what they report, and that every
 // page comes back whatever happens.
 
+#include <poll.h>
+
+#include <algorithm>
 #include <cstring>
 
 #include <catch2/catch.hpp>
@@ -130,6 +133,100 @@ TEST_CASE("prefill sends chunks without gaps, the last with the aux row, and fre
   CHECK(world.sink.last("landed").is_null());
   role.on_event(world.ranks[1], world.event(KVF_EVENT_LANDED, 30), world.now);
   CHECK(world.sink.last("landed").at("room") == kRoom);
+  CHECK(world.balanced());
+}
+
+TEST_CASE(
+    "with layer groups prefill sends each chunk by layers, and a fence opens when its layers are filled") {
+  World one("tp=1");
+  PrefillRole sender(one.role_options, one.ranks, one.sink);
+  nlohmann::json command = request(14, 4, true);
+  command["layer_group"] = 1;
+  REQUIRE(sender.on_command("request", command));
+  Rank& rank = one.ranks[0];
+  const auto filled = [&](const FakeCall& call) {
+    const RoomRows rows{kRoom, call.first_token, call.first_token + call.token_count, call.pages};
+    for (std::uint32_t i = 0; i < rank.rows.buffers().size(); ++i) {
+      const std::uint32_t layer = rank.rows.buffers()[i].layer;
+      if (layer >= call.layer_begin && layer < call.layer_end) {
+        const auto lies = rank.memory.buffer(i);
+        std::vector<std::byte> wanted(lies.begin(), lies.end());
+        rank.rows.fill(wanted, i, rows, {rows.first, rows.end});
+        if (!std::equal(wanted.begin(), wanted.end(), lies.begin())) {
+          return false;
+        }
+      }
+    }
+    return true;
+  };
+  std::size_t closed = 0;
+  bool working = true;
+  while (working) {
+    working = sender.work(one.now);
+    for (const FakeCall& call : fake_daemon().named("send")) {
+      REQUIRE(call.ready);
+      pollfd fence{call.ready->get(), POLLIN, 0};
+      const bool open = ::poll(&fence, 1, 0) == 1;
+      CHECK(open == filled(call));
+      closed += open ? 0 : 1;
+    }
+  }
+  CHECK(closed > 0);  // the calls came before the rows
+  const auto sends = fake_daemon().named("send");
+  REQUIRE(sends.size() == 4);
+  for (std::size_t i = 0; i < sends.size(); ++i) {
+    CHECK(sends[i].first_token == (i < 2 ? 4 : 12));
+    CHECK(sends[i].layer_begin == i % 2);
+    CHECK(sends[i].layer_end == i % 2 + 1);
+    CHECK(sends[i].pages == sends[i / 2 * 2].pages);
+    CHECK(sends[i].last == (i == 3));
+    CHECK((sends[i].aux_slot >= 0) == sends[i].last);
+    pollfd fence{sends[i].ready->get(), POLLIN, 0};
+    CHECK(::poll(&fence, 1, 0) == 1);
+  }
+}
+
+TEST_CASE(
+    "groups of layers are sent without fences when everything is filled first, and an empty chunk whole") {
+  World world("tp=1");
+  PrefillRole role(world.role_options, world.ranks, world.sink);
+  nlohmann::json command = request(8, 0, false);
+  command["layer_group"] = 1;
+  REQUIRE(role.on_command("request", command));
+  world.work(role);
+  const auto sends = fake_daemon().named("send");
+  REQUIRE(sends.size() == 2);
+  CHECK(sends[0].layer_end == 1);
+  CHECK_FALSE(sends[0].last);
+  CHECK(sends[1].layer_end == 2);
+  CHECK(sends[1].last);
+  CHECK(sends[0].ready == nullptr);
+  role.on_event(world.ranks[0], world.event(KVF_EVENT_LANDED, 8), world.now);
+  fake_daemon().calls.clear();
+  command = request(8, 8, true);
+  command["layer_group"] = 1;
+  REQUIRE(role.on_command("request", command));
+  world.work(role);
+  REQUIRE(fake_daemon().named("send").size() == 1);
+  CHECK(fake_daemon().named("send")[0].layer_end == 0);
+  CHECK(fake_daemon().named("send")[0].last);
+}
+
+TEST_CASE("the fences of a room that fails are opened, so that no daemon waits for them") {
+  World world("tp=1");
+  PrefillRole role(world.role_options, world.ranks, world.sink);
+  nlohmann::json command = request(8, 0, true);
+  command["layer_group"] = 1;
+  REQUIRE(role.on_command("request", command));
+  while (fake_daemon().named("send").size() < 2) {
+    REQUIRE(role.work(world.now));
+  }
+  role.on_event(world.ranks[0], world.event(KVF_EVENT_FAILED, 0, "lost"), world.now);
+  CHECK(world.sink.last("failed").at("reason") == "lost");
+  for (const FakeCall& call : fake_daemon().named("send")) {
+    pollfd fence{call.ready->get(), POLLIN, 0};
+    CHECK(::poll(&fence, 1, 0) == 1);
+  }
   CHECK(world.balanced());
 }
 

@@ -71,9 +71,11 @@ void print_setup(const DemoOptions& options, const DemoLayout& layout,
   fmt::print("model    {} ({}, {}; layers: {}), prefill {} to decode {}, pages of {} tokens, fabric {}\n",
              model.name, to_string(model.attention), to_string(model.dtype), layers,
              to_string(layout.prefill), to_string(layout.decode), pages, options.fabric);
-  fmt::print("trace    {}: {} requests, longest {} tokens, seed {}, {} rooms at once, chunks of {} tokens\n",
-             options.trace.empty() ? "generated" : options.trace, trace.size(), longest, options.seed,
-             options.concurrency, options.chunk_tokens);
+  fmt::print(
+      "trace    {}: {} requests, longest {} tokens, seed {}, {} rooms at once, chunks of {} tokens{}\n",
+      options.trace.empty() ? "generated" : options.trace, trace.size(), longest, options.seed,
+      options.concurrency, options.chunk_tokens,
+      options.layer_group > 0 ? fmt::format(" in groups of {} layers", options.layer_group) : "");
 }
 
 void print_end(const DemoOptions& options, const DemoCluster& cluster, const DemoResults& results,

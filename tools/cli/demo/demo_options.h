@@ -24,7 +24,8 @@ struct DemoOptions : LayoutOptions {
   std::uint64_t seed = 1;
   std::uint32_t concurrency = 4;
   std::uint64_t chunk_tokens = 8192;
-  double memory_gib = 0;  // 0: 65 % of what is available
+  std::uint32_t layer_group = 0;  // layers that prefill hands over at once; 0: all
+  double memory_gib = 0;          // 0: 65 % of what is available
   std::uint32_t timeout_s = 120;
   std::string host = "127.0.0.1";  // what the daemons listen on
   bool auth = true;                // the daemons share a key

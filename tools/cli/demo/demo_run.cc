@@ -159,6 +159,7 @@ void DemoRun::send_request(DemoCluster& cluster, const DemoRoom& room) {
                                 {"tokens", room.tokens},
                                 {"prefix", room.prefix},
                                 {"chunk_tokens", (options_.chunk_tokens + unit - 1) / unit * unit},
+                                {"layer_group", options_.layer_group},
                                 {"stream", !room.alone},
                                 {"corrupt", corrupt}});
 }
