@@ -116,6 +116,20 @@ TEST_CASE("chunks with all layers and chunks by layers follow each other as they
   require_landed(world, spec);
 }
 
+TEST_CASE("groups of tokens that decode has already move nothing and are read at once") {
+  const WorldSpec spec = layered(3);
+  RoomWorld world(spec);
+  world.connect();
+  world.use(7);
+  world.expect_all(7, 9, 6);
+  world.send_all(7, 9, 4, 0, 1);
+  require_landed(world, spec);
+  CHECK(world.bytes_posted == 3ull * 3 * spec.model.head_bytes(BufferKind::kLatent) + 128);
+  REQUIRE(world.chunks_done(0).size() == 9);
+  CHECK(world.chunks_done(0)[0] == "room 7 tokens 0 layers 1");
+  CHECK(world.chunks_done(0)[8] == "room 7 tokens 8 layers 3");
+}
+
 TEST_CASE("what does not follow the groups before it is refused by name, and changes nothing") {
   const WorldSpec spec = layered(6);
   RoomWorld world(spec);
