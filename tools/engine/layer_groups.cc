@@ -10,6 +10,7 @@ namespace kvferry {
 
 std::vector<LayerGroup> layer_groups(const std::vector<BufferShape>& buffers, std::uint32_t size) {
   std::vector<std::uint32_t> layers;
+  layers.reserve(buffers.size());
   for (const BufferShape& shape : buffers) {
     layers.push_back(shape.layer);
   }
