@@ -47,7 +47,12 @@ class SendOrder {
   /// Not while empty().
   Lane next() {
     KVF_CHECK(!empty());
-    return ++turns_ % kOldestEvery == 0 ? by_age_.begin()->second : std::get<2>(*by_left_.begin());
+    Lane first{};
+    offer_turn([&](const Lane& lane) {
+      first = lane;
+      return true;
+    });
+    return first;
   }
 
   /// Offers lanes until one takes its turn: `take(lane)` is false when that lane has nothing to send just

@@ -17,7 +17,6 @@
 #include <cstdlib>
 #include <cstring>
 #include <functional>
-#include <numeric>
 #include <string>
 #include <thread>
 #include <vector>
@@ -69,13 +68,6 @@ std::shared_ptr<Pool> make_pool(RankIndex rank, const std::vector<BufferShape>& 
   return *pool;
 }
 
-std::vector<std::uint32_t> shuffled(std::uint32_t count, std::uint64_t seed) {
-  std::vector<std::uint32_t> pages(count);
-  std::iota(pages.begin(), pages.end(), 0u);
-  test::Rng(seed).shuffle(pages);
-  return pages;
-}
-
 /// Pools of both sides and the plans of one room into every decode rank.
 struct Work {
   std::shared_ptr<Pool> source;
@@ -101,12 +93,12 @@ Work make_work(const Options& options) {
   const RankShape src{prefill, prefill.coord(0), kPageSize,
                       rank_buffers(model, prefill, prefill.coord(0), 2 * options.pages)};
   work.source = make_pool(0, src.buffers);
-  const auto src_pages = shuffled(2 * options.pages, 1);
+  const auto src_pages = test::shuffled_pages(2 * options.pages, 1);
   for (RankIndex rank = 0; rank < ranks; ++rank) {
     const RankShape dst{decode, decode.coord(rank), kPageSize,
                         rank_buffers(model, decode, decode.coord(rank), 2 * dst_pages)};
     work.destinations.push_back(make_pool(rank, dst.buffers));
-    auto pages = shuffled(2 * dst_pages, 2 + rank);
+    auto pages = test::shuffled_pages(2 * dst_pages, 2 + rank);
     pages.resize(dst_pages);
     const PairLayout layout = *pair_layout(model, src, dst);
     work.plans.push_back(std::make_shared<const Plan>(*plan_chunk(
@@ -185,6 +177,14 @@ GrantKey grant_key(std::uint64_t round, RankIndex rank) {
   return GrantKey{7, round, rank};
 }
 
+#ifdef KVF_HAVE_UCX
+UcxOptions ucx_options(const Options& options) {
+  UcxOptions ucx;
+  ucx.transports = options.fabric == "ucx-tcp" ? UcxTransports::kTcp : UcxTransports::kShm;
+  return ucx;
+}
+#endif
+
 std::unique_ptr<ReceiveFabric> open_receive(const Options& options, const std::string& folder,
                                             FabricSink sink) {
   if (options.fabric == "shm") {
@@ -196,9 +196,7 @@ std::unique_ptr<ReceiveFabric> open_receive(const Options& options, const std::s
     return *TcpReceiveFabric::create({}, std::move(sink));
   }
 #ifdef KVF_HAVE_UCX
-  UcxOptions ucx;
-  ucx.transports = options.fabric == "ucx-tcp" ? UcxTransports::kTcp : UcxTransports::kShm;
-  return *UcxReceiveFabric::create(ucx, std::move(sink));
+  return *UcxReceiveFabric::create(ucx_options(options), std::move(sink));
 #else
   return nullptr;
 #endif
@@ -216,9 +214,7 @@ std::unique_ptr<SendFabric> open_send(const Options& options, FabricSink sink) {
     return *TcpSendFabric::create(tcp, std::move(sink));
   }
 #ifdef KVF_HAVE_UCX
-  UcxOptions ucx;
-  ucx.transports = options.fabric == "ucx-tcp" ? UcxTransports::kTcp : UcxTransports::kShm;
-  return *UcxSendFabric::create(ucx, std::move(sink));
+  return *UcxSendFabric::create(ucx_options(options), std::move(sink));
 #else
   return nullptr;
 #endif

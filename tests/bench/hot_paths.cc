@@ -18,7 +18,6 @@
 #include <cstring>
 #include <functional>
 #include <memory>
-#include <numeric>
 #include <optional>
 #include <string>
 #include <utility>
@@ -57,21 +56,14 @@ constexpr PeerId kPeer = 7;
 // 56 rows a block: enough blocks for their own work to be seen beside that of their rows.
 constexpr CutLimits kLimits{.payload_bytes_max = 64 << 10, .spans_max = 1000};
 
-std::vector<std::uint32_t> shuffled_pages(std::uint32_t count, std::uint64_t seed) {
-  std::vector<std::uint32_t> pages(count);
-  std::iota(pages.begin(), pages.end(), 0u);
-  test::Rng(seed).shuffle(pages);
-  return pages;
-}
-
 std::uint64_t mix(std::uint64_t sum, std::uint64_t value) {
   return (sum ^ value) * 0x9E3779B97F4A7C15ull + (sum >> 29);
 }
 
 struct Request {
   std::vector<PairLayout> layouts;  // of each decode rank
-  std::vector<std::uint32_t> src = shuffled_pages(kSrcPages, 1);
-  std::vector<std::uint32_t> dst = shuffled_pages(kDstPages, 2);
+  std::vector<std::uint32_t> src = test::shuffled_pages(kSrcPages, 1);
+  std::vector<std::uint32_t> dst = test::shuffled_pages(kDstPages, 2);
 
   Request() {
     ModelGeometry model = *preset_geometry("deepseek-v3");

@@ -28,13 +28,6 @@ constexpr std::uint32_t kMillion = 1000000;
 constexpr std::uint32_t kPage = 64;
 constexpr std::uint32_t kRanks = 8;
 
-std::vector<std::uint32_t> shuffled_pages(std::uint32_t count, std::uint64_t seed) {
-  std::vector<std::uint32_t> pages(count);
-  std::iota(pages.begin(), pages.end(), 0u);
-  test::Rng(seed).shuffle(pages);
-  return pages;
-}
-
 /// Every decode rank with the one source that a room elects for it, scattered pages.
 struct Request {
   std::uint32_t tokens = 0;
@@ -53,7 +46,7 @@ Request make_request(std::uint32_t tokens, std::uint32_t layers, std::uint32_t p
   decode.tp = decode.dcp = kRanks;
   const std::uint32_t src_pages = (tokens + kPage - 1) / kPage;
   const std::uint32_t dst_pages = (src_pages + kRanks - 1) / kRanks;
-  Request request{tokens, {}, shuffled_pages(src_pages, 1), shuffled_pages(dst_pages, 2)};
+  Request request{tokens, {}, test::shuffled_pages(src_pages, 1), test::shuffled_pages(dst_pages, 2)};
   for (RankIndex rank = 0; rank < kRanks; ++rank) {
     const RankCoord to = decode.coord(rank);
     const RankShape dst{decode, to, kPage, rank_buffers(model, decode, to, dst_pages)};

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <cstdlib>
+#include <numeric>
 #include <utility>
 #include <vector>
 
@@ -43,6 +44,14 @@ class Rng {
  private:
   std::uint64_t state_;
 };
+
+/// 0 to count - 1 in an order of its own for each seed.
+inline std::vector<std::uint32_t> shuffled_pages(std::uint32_t count, std::uint64_t seed) {
+  std::vector<std::uint32_t> pages(count);
+  std::iota(pages.begin(), pages.end(), 0u);
+  Rng(seed).shuffle(pages);
+  return pages;
+}
 
 /// KVF_SEED (decimal or 0x...), else `fallback`.
 inline std::uint64_t test_seed(std::uint64_t fallback) {
